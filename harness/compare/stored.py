@@ -24,7 +24,7 @@ from trainchaos.harness.compare.result.model import Comparison, FaultFreeSummary
 from trainchaos.harness.compare.result.runs import log_in
 from trainchaos.harness.compare.result.trials import TrialSource, trial_of
 from trainchaos.harness.host.rundir import RunDirectory, arm_id, open_run, read_resolved
-from trainchaos.harness.judge.evidence.absent import refuse_wrong_params
+from trainchaos.harness.judge.evidence.expected import refuse_wrong_params
 from trainchaos.harness.judge.measure.labels import CellIdentity, labels
 from trainchaos.harness.judge.record.lineage import history_of
 from trainchaos.harness.judge.results import ArmResult, Results

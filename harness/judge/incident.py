@@ -41,7 +41,7 @@ class Hit(Model):
 
 class Incident(Model):
     """One act of a fault in one arm, on one target or several at once, and how the system handled
-    it (``harness.judge.measure.acts``: how several targets are combined).
+    it (``harness.judge.measure.incidents``: how several targets are combined).
     """
 
     fault: str

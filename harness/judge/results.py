@@ -4,14 +4,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
 
-from trainchaos.chaos.units import counted, with_unit
+from trainchaos.chaos.units import counted, enclosing, number, with_unit
 from trainchaos.harness.host.seal import Sealed
 from trainchaos.harness.judge.figures import Metric, Model, Number
-from trainchaos.harness.judge.in_steps import beside, error_in_steps
 from trainchaos.harness.judge.incident import Incident
 
 SCHEMA_VERSION = 1
@@ -27,6 +28,50 @@ def merge(verdicts: list[Verdict]) -> Verdict:
     if "inconclusive" in verdicts or not verdicts:
         return "inconclusive"
     return "pass"
+
+
+def in_steps(
+    values: Sequence[float], arms: Sequence[int], steps: Mapping[int, float]
+) -> tuple[list[float], list[int], list[float | None], list[int]]:
+    """Times as multiples of a step of the control arm, for SLAs that mean the same on any machine,
+    with the repeat of each (``arms``), the seconds of its step, and repeats with a time that there
+    is no step for. ``steps``: repeat -> seconds of a step of its control arm, of those that have
+    one. What never ended is infinite in any unit.
+
+    A step is T of the arm's own paired control arm (``harness.judge.measure.partition.ideal_of``).
+    Each value is divided by the step of its own repeat before anything is aggregated: on a machine
+    whose speed changes between repeats, the step of another repeat, or the cell's median, would say
+    that a recovery got slower where only the machine did.
+    """
+    rows = [(value, arm, steps.get(arm)) for value, arm in zip(values, arms, strict=True)]
+    counted_ones = [row for row in rows if row[2] is not None or not math.isfinite(row[0])]
+    return (
+        [value / step_s if step_s is not None else value for value, _, step_s in counted_ones],
+        [arm for _, arm, _ in counted_ones],
+        [step_s for *_, step_s in counted_ones],
+        [arm for value, arm, step_s in rows if step_s is None and math.isfinite(value)],
+    )
+
+
+def error_in_steps(seconds: float, step_s: Sequence[float | None]) -> float:
+    """The largest error of values in steps whose seconds may be wrong by so much. The step's own is
+    none: both ends of it are read from the clocks of the same ranks.
+    """
+    return seconds / min((one for one in step_s if one is not None), default=math.inf)
+
+
+def beside(observed_s: float | None, step_s: Sequence[float | None], better: str) -> str:
+    """What is said beside a number of steps: `` (0.331 s, a step of 0.0295 s)``; "" without
+    steps.
+    """
+    known = sorted(one for one in step_s if one is not None)
+    if not known:
+        return ""
+    between = f"a step of {with_unit(known[0], 's')}"
+    if number(known[0]) != number(known[-1]):
+        between = "steps of {} to {} s".format(*enclosing(known[0], known[-1]))
+    ended = observed_s is not None and math.isfinite(observed_s)
+    return f" ({with_unit(observed_s, 's', better)}, {between})" if ended else f" ({between})"
 
 
 class Finding(Model):
@@ -108,7 +153,7 @@ class NodeResult(Model):
 
 
 class Arrivals(Model):
-    """See ``harness.judge.evidence.arrivals.arrivals_of``."""
+    """See ``harness.judge.checkers.faults.due.arrivals_of``."""
 
     fired: int
     due: int

@@ -10,9 +10,8 @@ import pytest
 from trainchaos.chaos.stats import LEAST_OF_MEDIAN, median_ci95
 from trainchaos.chaos.units import enclosing, interval, percents
 from trainchaos.harness.judge.figures import Metric
-from trainchaos.harness.judge.in_steps import beside
 from trainchaos.harness.judge.measure.samples import summarise
-from trainchaos.harness.judge.results import Survival
+from trainchaos.harness.judge.results import Survival, beside
 from trainchaos.harness.judge.verdict.gates import _observed
 from trainchaos.reports.content.figures import range_of, survived
 from trainchaos.reports.content.metric_rows import _row

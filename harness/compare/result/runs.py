@@ -14,7 +14,7 @@ from trainchaos.harness.compare.plan.plan import Arm
 from trainchaos.harness.compare.result.believed import ArmRecord
 from trainchaos.harness.host import seal
 from trainchaos.harness.host.rundir import RunDirectory, read_resolved
-from trainchaos.harness.judge.evidence.absent import refuse_unknown_launcher, refuse_wrong_params
+from trainchaos.harness.judge.evidence.expected import refuse_unknown_launcher, refuse_wrong_params
 
 
 @dataclass(kw_only=True)

@@ -11,63 +11,60 @@ from typing import Literal, TypeVar
 
 from trainchaos.chaos.events.log import ORCHESTRATOR
 from trainchaos.chaos.scenario.model import RETIRED_INVARIANTS, InvariantExclusion
-from trainchaos.harness.judge.checkers.faults import alarms, containment, landing, rejoins
-from trainchaos.harness.judge.checkers.faults import noticed as faults
+from trainchaos.harness.judge.checkers.faults.identity import identity
+from trainchaos.harness.judge.checkers.faults.landing import landing
+from trainchaos.harness.judge.checkers.faults.noticed import detection, expectations, fault_landed
+from trainchaos.harness.judge.checkers.faults.promised import alarms, rejoins
 from trainchaos.harness.judge.checkers.job import (
     checkpoints,
-    commits,
     data,
-    kept,
     leftovers,
+    liveness,
     loss,
     observed,
-    steady,
     values,
     world,
 )
-from trainchaos.harness.judge.checkers.job.ending import ending
-from trainchaos.harness.judge.checkers.job.recovery_shown import recovery_shown
-from trainchaos.harness.judge.checkers.record import records
-from trainchaos.harness.judge.checkers.record.identity import identity
+from trainchaos.harness.judge.checkers.job.ending import ending, recovery_shown
 from trainchaos.harness.judge.evidence.evidence import Checker, Evidence, some, unknown
-from trainchaos.harness.judge.record.strength import half_known
+from trainchaos.harness.judge.record.commands import half_known
 from trainchaos.harness.judge.record.whole import broken, whole
 from trainchaos.harness.judge.results import Finding
 
 _Found = TypeVar("_Found", Finding, Finding | None)
 CHECKERS: Mapping[str, Checker] = MappingProxyType(
     {
-        "fault-landed": faults.fault_landed,
-        "landing": landing.landing,
+        "fault-landed": fault_landed,
+        "landing": landing,
         "sample-accounting": data.sample_accounting,
-        "no-lost-commit": commits.no_lost_commit,
-        "single-writer": commits.single_writer,
+        "no-lost-commit": checkpoints.no_lost_commit,
+        "single-writer": checkpoints.single_writer,
         "replica-equality": world.replica_equality,
         "loss-equality": loss.loss_equality,
         "checkpoint-integrity": checkpoints.checkpoint_integrity,
-        "nan-containment": containment.nan_containment,
-        "detection": faults.detection,
-        "liveness": world.liveness,
+        "nan-containment": data.nan_containment,
+        "detection": detection,
+        "liveness": liveness.liveness,
         "membership": world.membership,
         "step-arithmetic": data.step_arithmetic,
         "recovery-shown": recovery_shown,
         "identity": identity,
         "ending": ending,
-        "no-orphans": records.no_orphans,
-        "evidence-complete": records.evidence_complete,
+        "no-orphans": leftovers.no_orphans,
+        "evidence-complete": leftovers.evidence_complete,
     }
 )
 OF_COMMANDS: Mapping[str, Callable[[Evidence], Finding | None]] = MappingProxyType(
-    {"finite-losses": values.finite_losses, "kept-progress": kept.kept_progress}
+    {"finite-losses": values.finite_losses, "kept-progress": observed.kept_progress}
 )
 """Run on every command, unless its scenario leaves them out by name. None: no finding to report."""
-BY_NAME: Mapping[str, Checker] = MappingProxyType({"full-strength": kept.full_strength})
+BY_NAME: Mapping[str, Checker] = MappingProxyType({"full-strength": observed.full_strength})
 """Run only where a scenario lists them: a job may be meant to go on with fewer ranks."""
 NAMES = (*CHECKERS, *OF_COMMANDS, *BY_NAME)
 """Every name that a scenario may list."""
 _ALL = {**CHECKERS, **BY_NAME}
 OTHERWISE_OF_COMMANDS: Mapping[str, Checker] = MappingProxyType(
-    {"loss-equality": values.loss_equality, "no-orphans": leftovers.no_orphans}
+    {"loss-equality": values.loss_equality, "no-orphans": leftovers.of_a_command}
 )
 """Checkers of a command that replace the one of the same name: a command leaves other evidence."""
 OF_SUPERVISOR = ("identity", "no-orphans")
@@ -172,14 +169,14 @@ def check_all(evidence: Evidence) -> dict[str, Finding]:
     else:
         findings = {name: check(_ALL[name], evidence) for name in names}
     if "liveness" not in findings:
-        findings[FINISHED] = check(world.finished, evidence)
+        findings[FINISHED] = check(liveness.finished, evidence)
     expected = [fault.expect for fault in scenario.faults]
     if faulted and any(one.outcome or one.blame for one in expected):
-        findings[EXPECTATION] = _of_half_the_ranks(check(faults.expectations, evidence), evidence)
+        findings[EXPECTATION] = _of_half_the_ranks(check(expectations, evidence), evidence)
     if any(one.alarm for one in expected):
-        findings[ALARMS] = check(alarms.alarms, evidence)
+        findings[ALARMS] = check(alarms, evidence)
     if faulted and any(one.preflight for one in expected):
-        findings[PREFLIGHT] = check(rejoins.rejoins, evidence)
+        findings[PREFLIGHT] = check(rejoins, evidence)
     if faulted and scenario.steady_state:
-        findings[STEADY_STATE] = check(steady.steady_state, evidence)
+        findings[STEADY_STATE] = check(liveness.steady_state, evidence)
     return {name: finding for name, finding in findings.items() if finding is not None}

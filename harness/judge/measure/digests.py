@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.harness.judge.measure.refused import answered, refused_states
+from trainchaos.harness.judge.record.episode import Episode
+from trainchaos.harness.judge.record.episodes import episodes_of
 from trainchaos.harness.judge.record.history import History
-from trainchaos.harness.judge.record.split import agreed_before, doubts_told, holders
+from trainchaos.harness.judge.record.split import agreed_before, diverged, doubts_told, holders
 from trainchaos.recovery.policy.strategy import StateFrom
-
-
-def diverged(history: History, step: int | None = None) -> list[Event]:
-    """Failures that named a process for holding a different state than most, at one step or all."""
-    return [
-        failure
-        for failure in history.log.of(Kind.FAILURE_DETECTED)
-        if failure.data["cause"] == "diverged" and step in (None, failure.step)
-    ]
 
 
 def sound_digests(history: History) -> Iterator[Event]:
@@ -40,12 +33,23 @@ def sound_digests(history: History) -> Iterator[Event]:
     doubted = _given_up_in_doubt(history)
     differed: set[int] = set()
     for failure in diverged(history):
-        if answered(history, failure):
+        if _answered(history, failure):
             differed |= _that_differed(history, failure, digests)
     for event in digests:
-        left_out = id(event) in differed or any(one.has(event) for one in refused)
+        left_out = id(event) in differed or any(
+            state.process == event.actor and state.at(event.generation, event.step or 0)
+            for state in refused
+        )
         if not left_out and (event.step or 0) <= doubted.get(event.generation, math.inf):
             yield event
+
+
+def _answered(history: History, failure: Event) -> bool:
+    """Whether the job did not complete, or completed in a later generation than that of the
+    failure.
+    """
+    later = any(one.number > failure.generation for one in history.worked)
+    return later or history.outcome != "completed"
 
 
 def _given_up_in_doubt(history: History) -> dict[int, int]:
@@ -54,71 +58,55 @@ def _given_up_in_doubt(history: History) -> dict[int, int]:
     none to go back to before the job gave up.
     """
     given_up: dict[int, int] = {}
-    numbers = [one.number for one in history.worked]
     resumed = {one.number: one.resume_step or 0 for one in history.worked}
     for started in history.log.of(Kind.GENERATION_STARTED):
-        earlier = [number for number in numbers if number < started.generation]
-        if not earlier or started.data["state"] != StateFrom.CHECKPOINT.value:
+        last = max((number for number in resumed if number < started.generation), default=None)
+        if last is None or started.data["state"] != StateFrom.CHECKPOINT.value:
             continue
-        back_to = resumed.get(started.generation, 0 if earlier == numbers else math.inf)
+        back_to = resumed.get(started.generation, 0 if last == max(resumed) else math.inf)
         for until, since in doubts_told(started):
-            if until > earlier[-1] and back_to <= since:
-                given_up[earlier[-1]] = min(since, given_up.get(earlier[-1], since))
+            if until > last and back_to <= since:
+                given_up[last] = min(since, given_up.get(last, since))
     return given_up
 
 
 def _that_differed(history: History, failure: Event, digests: Sequence[Event]) -> set[int]:
-    """ids of the digests of states that were found to differ."""
-    agreed = agreed_before(history, failure)
-    named = [event for event in digests if _is_of(failure, agreed, event)]
-    generation = history.generation(failure.generation)
-    there = generation.members if generation is not None else ()
-    states = {_state(event) for event in named}
+    """ids of the digests of states that were found to differ: taken after the last agreement and up
+    to the end of the generation that the difference ended.
+    """
+    here, at, named = failure.generation, failure.step or 0, failure.data["process"]
+    agreed, since = agreed_before(history, failure)
+    generation = history.generation(here)
+    members = generation.members if generation is not None else ()
+    found = {
+        id(event): event
+        for event in digests
+        if agreed < (event.step or 0) <= (math.inf if event.generation == here else at)
+        and since <= event.generation <= here
+        and named in (None, event.actor)
+    }
+    states = {_state(event) for event in found.values()}
     cut_short = any(
-        taken.generation == failure.generation and taken.time_ns > failure.time_ns
+        taken.generation == here and taken.time_ns > failure.time_ns
         for taken in history.log.of(Kind.COORDINATOR_ADOPTED)
     )
-    unnamed = [
-        one for one in digests if (cut_short or one.actor not in there) and _state(one) in states
-    ]
-    later = [event for event in digests if _came_after(failure, event)]
-    given_up = later if _kept_nothing(history, failure) else []
-    return {id(event) for event in (*named, *unnamed, *given_up)}
-
-
-def _came_after(failure: Event, digest: Event) -> bool:
-    """Whether a digest is of a later step than the one that was found to differ, in the generation
-    that ended for it.
-    """
-    return digest.generation == failure.generation and (digest.step or 0) > (failure.step or 0)
-
-
-def _kept_nothing(history: History, failure: Event) -> bool:
-    """Whether no later generation trained with a state of the one in which replicas were found to
-    differ.
-    """
-    number, generation = failure.generation, history.generation(failure.generation)
-    members = generation.members if generation is not None else ()
-    later = (one for one in history.worked if one.number > number)
-    return not any(
-        holders(history, members, number, one.number) & set(one.members) for one in later
+    kept = any(
+        holders(history, members, here, one.number) & set(one.members)
+        for one in history.worked
+        if one.number > here
     )
+    return set(found) | {
+        id(event)
+        for event in digests
+        if ((cut_short or event.actor not in members) and _state(event) in states)
+        or (not kept and event.generation == here and (event.step or 0) > at)
+    }
 
 
-def _state(digest: Event) -> tuple[Any, ...]:
+def _state(digest: Event) -> tuple[object, ...]:
     """A rank's state after a step of a generation, as a comparable key."""
     data = digest.data
     return digest.generation, digest.step, data["parameters"], data["optimizer"], data["scheduler"]
-
-
-def _is_of(failure: Event, agreed: tuple[int, int], digest: Event) -> bool:
-    """Whether a digest is of a state that was found to differ, taken after the last agreement and
-    up to the end of the generation that the difference ended.
-    """
-    step, number = agreed
-    last = math.inf if digest.generation == failure.generation else failure.step or 0
-    since = step < (digest.step or 0) <= last and number <= digest.generation <= failure.generation
-    return since and failure.data["process"] in (None, digest.actor)
 
 
 def own_parts(digest: Event) -> dict[str, str]:
@@ -134,32 +122,82 @@ def final_digests(history: History) -> dict[int, dict[int, Event]]:
 
 def _final_digests(history: History) -> dict[int, dict[int, Event]]:
     lineage = history.lineage
-    found: dict[int, dict[int, Event]] = {}
+    found: dict[int, dict[int, Event]] = defaultdict(dict)
     for event in sound_digests(history):
         run = lineage.get(event.step or 0)
         if run is not None and event.generation == run.generation:
-            found.setdefault(run.step, {})[event.data["rank"]] = event
-    return found
+            found[run.step][event.data["rank"]] = event
+    return dict(found)
 
 
 def by_shard(found: Mapping[int, Event], shards: int) -> dict[int, list[Event]]:
     """Digests of one step by shard; ``found``: by rank, see ``final_digests``."""
-    parts: dict[int, list[Event]] = {}
+    parts: dict[int, list[Event]] = defaultdict(list)
     for rank, event in sorted(found.items()):
-        parts.setdefault(rank % shards, []).append(event)
-    return parts
+        parts[rank % shards].append(event)
+    return dict(parts)
 
 
 def same_parameters(history: History, control: History) -> bool:
     """Whether the parameters equal the control arm's at the last step digested in both."""
     mine, theirs = final_digests(history), final_digests(control)
-    common = sorted(mine.keys() & theirs.keys())
-    if not common:
+    step = max(mine.keys() & theirs.keys(), default=None)
+    if step is None:
         return True
-    step = common[-1]
-    ours, others = (by_shard(found[step], history.shards) for found in (mine, theirs))
+    both = [by_shard(found[step], history.shards) for found in (mine, theirs)]
     return all(
-        len({event.data["parameters"] for event in (*ours.get(shard, ()), *others.get(shard, ()))})
-        == 1
-        for shard in ours.keys() | others.keys()
+        len({event.data["parameters"] for found in both for event in found.get(shard, ())}) == 1
+        for shard in both[0].keys() | both[1].keys()
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefusedState:
+    """A state of ``process`` that a fault made non-finite and that was refused, from the step of
+    the injection to the step of the failure that named the process. ``held``: the generations
+    between, in which the process had not yet taken another state.
+    """
+
+    process: str
+    since: tuple[int, int]
+    until: tuple[int, int]
+    held: frozenset[int]
+
+    def at(self, generation: int, step: int) -> bool:
+        """Whether the process held it after a step."""
+        return self.since <= (generation, step) <= self.until and generation in self.held
+
+
+def refused_states(history: History) -> list[RefusedState]:
+    """All refused states. A rank counts only if it reported holding such a value itself, and only
+    until it was first named for a non-finite value: later a sample may be the cause.
+    """
+    failures: dict[str, list[Event]] = {}
+    for failure in history.log.of(Kind.FAILURE_DETECTED):
+        if failure.data["cause"] == "nonfinite" and failure.data["process"] is not None:
+            failures.setdefault(failure.data["process"], []).append(failure)
+    found = (
+        _refused(history, episode, process, named)
+        for episode in (episodes_of(history) if failures else ())
+        if episode.changed_state and not all(map(math.isfinite, episode.planted))
+        for process, named in failures.items()
+    )
+    return [state for state in found if state is not None]
+
+
+def _refused(
+    history: History, episode: Episode, process: str, named: Sequence[Event]
+) -> RefusedState | None:
+    injected = episode.injected
+    failure = next((one for one in named if injected and injected.time_ns <= one.time_ns), None)
+    if injected is None or failure is None or not _answered(history, failure):
+        return None
+    first, last = injected.generation, failure.generation
+    held = frozenset(
+        number
+        for number in range(first, last + 1)
+        if process in holders(history, episode.processes, first, number)
+    )
+    since, until = (first, injected.step or 0), (last, failure.step or 0)
+    state = RefusedState(process=process, since=since, until=until, held=held)
+    return state if last in held else None

@@ -5,7 +5,7 @@ cells apart.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,47 +31,36 @@ def labels(cells: Iterable[CellIdentity]) -> dict[str, str]:
     appear only where cells share a strategy: the fewest that tell all of its cells apart. A cell
     for which that is not enough keeps its id.
     """
-    known = list(cells)
-    conditions = {one.id: dict(_conditions(one)) for one in known}
-    shared = _varying(list(conditions.values()))
     groups: dict[str, list[CellIdentity]] = defaultdict(list)
-    for one in known:
+    conditions: dict[str, dict[str, str]] = {}
+    for one in cells:
         groups[one.strategy].append(one)
+        others = ((axis, v) for axis, v in one.params.items() if not _of_strategy(one, v))
+        conditions[one.id] = dict(pair for axis, v in others for pair in _flat(axis, v))
+    shared = _varying([*conditions.values()])
     found: dict[str, str] = {}
     for strategy, members in groups.items():
         outer = [{key: conditions[one.id].get(key) for key in shared} for one in members]
-        own = [dict(_own(one)) for one in members]
+        own = [_own(one) for one in members]
         keys = _fewest(outer, own)
         for one, around, mine in zip(members, outer, own, strict=True):
             facts = [*around.items(), *((key, mine.get(key)) for key in keys)]
             shown = [f"{key}={value}" for key, value in facts if value is not None]
             found[one.id] = " ".join([strategy, *shown])
-    return {name: label if _unique(found, label) else name for name, label in found.items()}
-
-
-def _unique(found: Mapping[str, str], label: str) -> bool:
-    return sum(other == label for other in found.values()) == 1
+    times = Counter(found.values())
+    return {name: label if times[label] == 1 else name for name, label in found.items()}
 
 
 def _of_strategy(one: CellIdentity, value: Any) -> bool:
     """Whether a matrix value is the strategy, with or without parameters."""
-    return value == one.strategy or (
-        isinstance(value, Mapping) and value.get("strategy") == one.strategy
-    )
+    return one.strategy in (value, value.get("strategy") if isinstance(value, Mapping) else None)
 
 
-def _conditions(one: CellIdentity) -> Iterator[tuple[str, str]]:
-    for axis, value in one.params.items():
-        if not _of_strategy(one, value):
-            yield from _flat(axis, value)
-
-
-def _own(one: CellIdentity) -> Iterator[tuple[str, str]]:
-    for value in one.params.values():
-        if _of_strategy(one, value) and isinstance(value, Mapping):
-            for key, inner in value.items():
-                if key != "strategy":
-                    yield from _flat(str(key), inner)
+def _own(one: CellIdentity) -> dict[str, str]:
+    """The parameters of a cell's strategy."""
+    chosen = (v for v in one.params.values() if _of_strategy(one, v) and isinstance(v, Mapping))
+    params = ((str(key), v) for value in chosen for key, v in value.items() if key != "strategy")
+    return dict(pair for key, v in params for pair in _flat(key, v))
 
 
 def _flat(key: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -98,10 +87,7 @@ def _fewest(
     keys = _varying(own)
     for many in range(len(keys) + 1 if len(keys) <= MOST_KEYS else 1):
         for chosen in itertools.combinations(keys, many):
-            rows = {
-                (*around.values(), *(mine.get(key) for key in chosen))
-                for around, mine in zip(outer, own, strict=True)
-            }
-            if len(rows) == len(own):
+            pairs = zip(outer, own, strict=True)
+            if len({(*o.values(), *map(mine.get, chosen)) for o, mine in pairs}) == len(own):
                 return chosen
     return tuple(keys)

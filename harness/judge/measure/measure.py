@@ -9,25 +9,27 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from trainchaos.chaos.events.log import Kind, Log
 from trainchaos.harness.judge.incident import Incident
-from trainchaos.harness.judge.measure.acts import acts_of, incidents_of
 from trainchaos.harness.judge.measure.catalogue import METRICS, MetricDef
 from trainchaos.harness.judge.measure.cost import failure_cost
-from trainchaos.harness.judge.measure.digests import diverged
-from trainchaos.harness.judge.measure.partition import Ideal, WallTimePartition, ideal_of, partition
-from trainchaos.harness.judge.measure.pauses import checkpoint_stalls, net_s
-from trainchaos.harness.judge.measure.redundancy import time_to_redundancy
+from trainchaos.harness.judge.measure.incidents import acts_of, incidents_of, time_to_redundancy
+from trainchaos.harness.judge.measure.partition import (
+    Ideal,
+    WallTimePartition,
+    checkpoint_stalls,
+    ideal_of,
+    net_s,
+    partition,
+)
 from trainchaos.harness.judge.measure.samples import per_arm, summarise
-from trainchaos.harness.judge.record.alarms import unexplained
 from trainchaos.harness.judge.record.episode import Episode
-from trainchaos.harness.judge.record.episodes import episodes_of
-from trainchaos.harness.judge.record.history import NS, History, StepRun
+from trainchaos.harness.judge.record.episodes import episodes_of, unexplained
+from trainchaos.harness.judge.record.history import NS, History, due_in
 from trainchaos.harness.judge.record.lineage import history_of
 from trainchaos.harness.judge.record.nodes import witnessed
-from trainchaos.harness.judge.record.reference import due_in
+from trainchaos.harness.judge.record.split import diverged
 from trainchaos.recovery.data.order import without
 
 __all__ = [
@@ -45,14 +47,6 @@ __all__ = [
 ]
 FULL_RATE = 0.9
 FULL_RATE_STEPS = 5
-_PHASE_METRICS = MappingProxyType(
-    {
-        "abort": "abort_time",
-        "regroup": "regroup_time",
-        "restore": "restore_time",
-        "redo": "redo_time",
-    }
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,14 +89,15 @@ def measure(log: Log, control: Log | None) -> ArmMeasures:
     history = history_of(log)
     paired = history_of(control) if control is not None else None
     episodes = episodes_of(history)
-    ideal = ideal_of(history, paired, episodes)
+    ideal = ideal_of(history, paired)
     split = partition(history, ideal, episodes)
     acts = acts_of(history, episodes)
     incidents = tuple(
         _timed(history, hits[0], incident, ideal)
         for hits, incident in zip(acts, incidents_of(history, acts, paired), strict=True)
     )
-    step_time = _step_time(history)
+    times = [net_s(history, run) for run in history.runs if run.survives]
+    step_time = statistics.median(times) if times else None
     values = {name: list[float]() for name in METRICS}
     for incident in incidents:
         _add_incident(values, history, incident)
@@ -163,7 +158,8 @@ def _account(history: History) -> Accounting:
     misplaced: int | None = None
     lost_in: dict[int, int] = {}
     skipped, unseen, skips = 0, 0, bool(skips_of(history))
-    for step in range(1, history.committed_step + 1):
+    steps = range(1, history.committed_step + 1)
+    for step in steps:
         run = lineage.get(step)
         required = _required(history, step) if skips else due_in(info, step)
         skipped += info.global_batch - len(required)
@@ -182,9 +178,7 @@ def _account(history: History) -> Accounting:
         if got - due and misplaced is None:
             misplaced = step
     extra = taken - reference
-    every = set[int]()
-    for step in range(1, history.committed_step + 1) if extra else ():
-        every.update(_required(history, step))
+    every = {sample for step in steps for sample in _required(history, step)} if extra else set()
     duplicated = sum(count for sample, count in extra.items() if sample in every)
     return Accounting(
         steps=history.committed_step,
@@ -205,11 +199,6 @@ def _required(history: History, step: int) -> Sequence[int]:
     return without([*ids], step, skips_of(history, run.generation if run is not None else None))
 
 
-def _step_time(history: History) -> float | None:
-    times = [net_s(history, run) for run in history.runs if run.survives]
-    return statistics.median(times) if times else None
-
-
 def _timed(history: History, episode: Episode, incident: Incident, ideal: Ideal | None) -> Incident:
     """The incident with the times until the job was at full rate and fully redundant again."""
     if incident.outcome == "not-landed":
@@ -222,26 +211,6 @@ def _timed(history: History, episode: Episode, incident: Incident, ideal: Ideal 
     )
 
 
-def _add_incident(values: dict[str, list[float]], history: History, incident: Incident) -> None:
-    if incident.outcome == "not-landed":
-        return
-    for name in ("detection_time", "recovery_time", "time_to_full_rate", "time_to_redundancy"):
-        value = getattr(incident, name)
-        if value is not None:
-            values[name].append(value)
-    known = incident.steps_lost_unsure != "not known"
-    if incident.recovery_time is not None and incident.answered_with is None and known:
-        values["steps_lost"].append(
-            math.inf if incident.never_recovered else float(incident.steps_lost)
-        )
-    if incident.recovery_time is not None or incident.outcome == "masked":
-        provisioned = history.info.ranks + history.info.spares
-        values["failure_cost"].append(failure_cost(provisioned, incident.recovery_time))
-    for span in incident.phases:
-        if span.name in _PHASE_METRICS:
-            values[_PHASE_METRICS[span.name]].append(span.seconds)
-
-
 def _time_to_full_rate(
     history: History, episode: Episode, incident: Incident, ideal: Ideal | None
 ) -> float | None:
@@ -252,29 +221,41 @@ def _time_to_full_rate(
         return None if history.cut_short else math.inf
     if episode.injected is None or ideal is None or ideal.step_s <= 0:
         return None
-    first = incident.first_new_step
-    since = episode.injected.time_ns
+    first, since = incident.first_new_step, episode.injected.time_ns
     again_s = incident.recovery_time if first is None else None
     if again_s is not None and math.isfinite(again_s):
         since += int(again_s * NS)  # until then, steps were done again
-    runs = [r for r in history.lineage.values() if r.step >= (first or 0) and _done_ns(r) > since]
+    # of a command that reports every so many steps, a step is known to be done later than it ended
+    done = {run.step: max(run.end_ns, run.committed_ns or 0) for run in history.lineage.values()}
+    runs = [r for r in history.lineage.values() if r.step >= (first or 0) and done[r.step] > since]
     for start in range(len(runs) - FULL_RATE_STEPS + 1):
         window = runs[start : start + FULL_RATE_STEPS]
-        took = [net_s(history, run) for run in window]
         rates = [
-            r.commits[0].data["samples"] / s if s > 0 else math.inf
-            for r, s in zip(window, took, strict=True)
+            run.commits[0].data["samples"] / took if (took := net_s(history, run)) > 0 else math.inf
+            for run in window
         ]
         if statistics.median(rates) >= FULL_RATE * history.info.global_batch / ideal.step_s:
-            return (_done_ns(window[0]) - episode.injected.time_ns) / NS
+            return (done[window[0].step] - episode.injected.time_ns) / NS
     return math.inf if len(runs) >= FULL_RATE_STEPS else None
 
 
-def _done_ns(run: StepRun) -> int:
-    """When a step was known to be done: of a command that reports every so many steps, later than
-    it ended.
-    """
-    return max(run.end_ns, run.committed_ns or 0)
+def _add_incident(values: dict[str, list[float]], history: History, incident: Incident) -> None:
+    if incident.outcome == "not-landed":
+        return
+    took_s = incident.recovery_time
+    for name in ("detection_time", "recovery_time", "time_to_full_rate", "time_to_redundancy"):
+        if (value := getattr(incident, name)) is not None:
+            values[name].append(value)
+    known = incident.steps_lost_unsure != "not known"
+    if took_s is not None and incident.answered_with is None and known:
+        lost = math.inf if incident.never_recovered else float(incident.steps_lost)
+        values["steps_lost"].append(lost)
+    if took_s is not None or incident.outcome == "masked":
+        provisioned = history.info.ranks + history.info.spares
+        values["failure_cost"].append(failure_cost(provisioned, took_s))
+    for span in incident.phases:
+        if (name := f"{span.name}_time") in values:
+            values[name].append(span.seconds)
 
 
 def _add_arm(
@@ -283,28 +264,21 @@ def _add_arm(
     split: WallTimePartition,
     step_time: float | None,
 ) -> None:
-    samples = sum(run.commits[0].data["samples"] for run in history.lineage.values())
-    if not history.info.observed:
-        _add_accounting(values, history)
-    values["saves_failed"].append(float(sum(1 for _ in history.log.of(Kind.CHECKPOINT_FAILED))))
+    info, log = history.info, history.log
+    if not info.observed:
+        found, cut = account(history), history.cut_short
+        # A job that ended early never used the rest; one cut short by its harness might have.
+        unused = 0 if cut else (info.steps - history.committed_step) * info.global_batch
+        values["samples_lost"].append(float(found.lost + unused))
+        values["samples_skipped"].append(float(found.skipped))
+        values["samples_duplicated"].append(float(found.duplicated))
+        values["replicas_diverged"].append(float(len(diverged(history))))
+    values["saves_failed"].append(float(sum(1 for _ in log.of(Kind.CHECKPOINT_FAILED))))
     values["checkpoint_stall"].extend(checkpoint_stalls(history).values())
     if step_time is not None:
         values["step_time"].append(step_time)
     if split.wall_s > 0 and not history.cut_short:
+        samples = sum(run.commits[0].data["samples"] for run in history.lineage.values())
         values["goodput"].append(goodput_of(history, split))
         values["ettr"].append(split.productive_s / split.wall_s)
         values["throughput"].append(samples / split.wall_s)
-
-
-def _add_accounting(values: dict[str, list[float]], history: History) -> None:
-    accounting = account(history)
-    # A job that ended early never used the rest; one cut short by its harness might have.
-    unused = (
-        0
-        if history.cut_short
-        else (history.info.steps - history.committed_step) * history.info.global_batch
-    )
-    values["samples_lost"].append(float(accounting.lost + unused))
-    values["samples_skipped"].append(float(accounting.skipped))
-    values["samples_duplicated"].append(float(accounting.duplicated))
-    values["replicas_diverged"].append(float(len(diverged(history))))

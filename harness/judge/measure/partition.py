@@ -19,33 +19,99 @@ excess, is ``data``. Useful time of a context is the smaller of its ideal and it
 that was by chance faster than its control earns no more than the time it took, so that goodput =
 useful / wall is never above the textbook formula (useful samples x ideal rank-seconds per sample /
 (wall x P)) and nothing negative has to be hidden.
+
+Pauses between two steps, what rank 0 does besides training while the others wait in the next
+all-reduce, are not part of a step's time: an arm that evaluates the model after every second step
+is as fast as one that never does.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.harness.judge.measure.pauses import checkpoint_stalls, net_s
+from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.record.history import NS, Generation, History, StepRun
 
+Pauses = Mapping[tuple[int, int], float]
+"""(generation, preceding step) -> seconds."""
+
+
+def checkpoint_stalls(history: History) -> Pauses:
+    """(generation, checkpointed step) -> seconds for which training paused beyond the usual pause
+    between two steps and beyond an evaluation that is due there.
+
+    Rank 0 writes checkpoints, and the others wait for it in the next all-reduce, so its pause is
+    the job's.
+    """
+    return history.once(_checkpoint_stalls)
+
+
+def _checkpoint_stalls(history: History) -> Pauses:
+    saving = {(event.generation, event.step) for event in history.log.of(Kind.CHECKPOINT_SAVING)}
+    evaluated = evaluations(history)
+    return {
+        key: max(0.0, extra - evaluated.get(key, 0.0))
+        for key, extra in history.once(_extra).items()
+        if key in saving
+    }
+
+
+def evaluations(history: History) -> Pauses:
+    """(generation, step) -> seconds for which rank 0 evaluated the model after it: its pause beyond
+    the usual one, capped at the planned length, as anything longer is a slower job.
+    """
+    every, takes_s = history.info.evaluate_every, history.info.evaluate_s
+    if every is None:
+        return {}
+    return {
+        key: min(extra, takes_s)
+        for key, extra in history.once(_extra).items()
+        if key[1] % every == 0
+    }
+
+
+def net_s(history: History, run: StepRun) -> float:
+    """Seconds of a step without the checkpoint stall and the evaluation before it."""
+    return run.seconds - history.once(_pauses).get((run.generation, run.step - 1), 0.0)
+
+
+def _pauses(history: History) -> Pauses:
+    stalls, evaluated = checkpoint_stalls(history), evaluations(history)
+    return {
+        key: stalls.get(key, 0.0) + evaluated.get(key, 0.0)
+        for key in stalls.keys() | evaluated.keys()
+    }
+
+
+def _extra(history: History) -> dict[tuple[int, int], float]:
+    """Each pause beyond the median of the pauses without a save or an evaluation."""
+    every = history.info.evaluate_every
+    saving = {(event.generation, event.step) for event in history.log.of(Kind.CHECKPOINT_SAVING)}
+    gaps: dict[tuple[int, int], float] = {}
+    for before, run in itertools.pairwise(history.runs):
+        if (before.generation, before.step) != (run.generation, run.step - 1):
+            continue
+        committed, taken = before.done.said["rank"], run.taken.said["rank"]
+        if 0 in committed and 0 in taken:
+            gap = run.taken.times[taken.index(0)] - before.done.times[committed.index(0)]
+            gaps[(run.generation, before.step)] = max(0, gap) / NS
+    idle = [
+        gap
+        for key, gap in gaps.items()
+        if key not in saving and not (every and key[1] % every == 0)
+    ]
+    usual = statistics.median(idle or [0.0])
+    return {key: max(0.0, gap - usual) for key, gap in gaps.items()}
+
+
 CLASSES = (
-    "initialisation",
-    "data",
-    "checkpoint_save",
-    "restore",
-    "detection",
-    "regroup",
-    "recomputation",
-    "degraded_world",
-    "straggling",
-    "spare_idle",
-    "shutdown",
-    "other",
+    *("initialisation", "data", "checkpoint_save", "restore", "detection", "regroup"),
+    *("recomputation", "degraded_world", "straggling", "spare_idle", "shutdown", "other"),
 )
 _CONTEXT_CLASS = {"degraded": "degraded_world", "straggling": "straggling", "normal": "other"}
 
@@ -85,19 +151,12 @@ class WallTimePartition:
         return self.useful_s / self.wall_s if self.wall_s else 0.0
 
 
-def ideal_of(
-    history: History, control: History | None, episodes: Sequence[Episode]
-) -> Ideal | None:
+def ideal_of(history: History, control: History | None) -> Ideal | None:
     """The ideal step: the median of the control arm's surviving steps in a full world, else of this
     arm's own before the first fault; without the first step of each generation, if there are
     others.
     """
-    source = control or history
-    first = (
-        min((e.injected.time_ns for e in episodes if e.injected), default=None)
-        if control is None
-        else None
-    )
+    source, first = (history, history.first_hit_ns) if control is None else (control, None)
     own = "this arm before its first fault" if first is not None else "this arm as a whole"
     runs = [
         run
@@ -198,15 +257,9 @@ def _between(
     if generation is history.worked[0]:
         spent["initialisation"] += (end - start) / NS
         return
-    failure = _first_failure(history, start, end)
-    injected = _injection_of(failure, episodes) if failure else None
-    detected = failure.time_ns if failure else start
-    marks = [
-        ("recomputation", (injected.time_ns if injected else detected) if failure else start),
-        ("detection", detected),
-        ("regroup", generation.grouped_ns or generation.started_ns),
-        ("restore", end),
-    ]
+    began, detected = _failed(history, start, end, episodes) or (start, start)
+    grouped = generation.grouped_ns or generation.started_ns
+    marks = {"recomputation": began, "detection": detected, "regroup": grouped, "restore": end}
     _book(spent, start, end, marks)
 
 
@@ -214,44 +267,38 @@ def _after(
     history: History, spent: dict[str, float], start: int, episodes: Sequence[Episode]
 ) -> None:
     """Account for the time from the last step of all to the end of the run."""
-    failure = _first_failure(history, start, history.end_ns)
-    if history.outcome == "completed":
-        marks = [("shutdown", history.end_ns)]
-    elif failure:
-        injected = _injection_of(failure, episodes) or failure
-        marks = [
-            ("recomputation", injected.time_ns),
-            ("detection", failure.time_ns),
-            ("regroup", history.end_ns),
-        ]
-    elif (
-        any(e.injected and e.landed and e.failure is None for e in episodes)
-        and history.outcome == "timed-out"
-    ):
-        # undetected: the job waited until its time was up
-        marks = [("detection", history.end_ns)]
-    else:
-        marks = [("shutdown", history.end_ns)]
-    _book(spent, start, history.end_ns, marks)
+    end = history.end_ns
+    failed = _failed(history, start, end, episodes)
+    unseen = any(e.injected and e.landed and e.failure is None for e in episodes)
+    marks = {"shutdown": end}
+    if failed and history.outcome != "completed":
+        marks = {"recomputation": failed[0], "detection": failed[1], "regroup": end}
+    elif unseen and history.outcome == "timed-out":
+        marks = {"detection": end}  # undetected: the job waited until its time was up
+    _book(spent, start, end, marks)
 
 
-def _book(spent: dict[str, float], start: int, end: int, marks: list[tuple[str, int]]) -> None:
+def _book(spent: dict[str, float], start: int, end: int, marks: Mapping[str, int]) -> None:
     cursor = start
-    for name, mark in marks:
+    for name, mark in marks.items():
         until = min(max(cursor, mark), end)
         spent[name] += (until - cursor) / NS
         cursor = until
 
 
-def _first_failure(history: History, start: int, end: int) -> Event | None:
-    """The first failure declared after the previous generation (before ``end``) was ready."""
+def _failed(
+    history: History, start: int, end: int, episodes: Iterable[Episode]
+) -> tuple[int, int] | None:
+    """When the fault behind the first failure declared after the previous generation (before
+    ``end``) was ready was injected, and when that failure was declared; None: there was none.
+    """
     before = [
         g for g in history.worked if (g.stated_ns or g.started_ns) < end and g.started_ns < start
     ]
     since = before[-1].stated_ns or before[-1].started_ns if before else start
-    failures = history.log.of(Kind.FAILURE_DETECTED)
-    return next((event for event in failures if since <= event.time_ns <= end), None)
-
-
-def _injection_of(failure: Event, episodes: Iterable[Episode]) -> Event | None:
-    return next((episode.injected for episode in episodes if episode.failure is failure), None)
+    for failure in history.log.of(Kind.FAILURE_DETECTED):
+        if since <= failure.time_ns <= end:
+            causes = (e.injected for e in episodes if e.failure is failure)
+            injected = next(causes, None) or failure
+            return injected.time_ns, failure.time_ns
+    return None

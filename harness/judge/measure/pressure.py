@@ -10,17 +10,17 @@ wait at all. Neither is excused by a constant load.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind, Log
 from trainchaos.chaos.planning.load import WORTH_SAYING
+from trainchaos.harness.judge.measure.partition import Ideal
+from trainchaos.harness.judge.record.history import NS, History, StepRun
 
 TOO_BUSY = "the machine was too busy: "
 """Prefix of a finding that a quieter machine would decide."""
-NS = 1e9
 LEAST_S = 0.3
 LEAST_SHARE = 0.4
 """Share of an interval that readings must cover."""
@@ -34,12 +34,19 @@ MARGIN = 1.25
 """Factor by which the real wait may exceed the counted one: other threads than the training one
 wait too.
 """
-
-
 UNSTEADY = 0.5
 """Variation of the wait from one second to the next, as a share of it: few steps are compared with
 many.
 """
+STARVED = 2.0
+"""Seconds in a queue per second of running, above which a rank had less than a third of the
+processor time that it wanted: the wait of a step is then several times its work, and varies so.
+"""
+LIKE = 1.5
+"""Largest ratio of a step to the median one at which it is similar. Waits in longer steps say
+nothing about the median: a rank that got no processor for seconds made one step long, and no other.
+"""
+NO_STEP_S = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,23 +72,17 @@ class Pressure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExtraCpuWait:
-    """How much longer a step waited for a processor than the step it is compared with, in seconds:
-    most likely, and at most.
+class NetStepTime:
+    """A step without its waits for processors, in seconds: most likely, and at least. ``may_pass``:
+    the likely wait is within what a verdict may subtract; ``starved``: the ranks waited so long for
+    processors that what is left varies much; ``why``: message.
     """
 
     likely_s: float
-    most_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Reading:
-    node: int
-    time_ns: int
-    generation: int
-    cpus: float
-    steal_s: float | None
-    ranks: Mapping[str, tuple[float, float]]
+    least_s: float
+    may_pass: bool
+    starved: bool
+    why: str
 
 
 def pressures_of(
@@ -91,143 +92,137 @@ def pressures_of(
     have too few readings. ``apart``: disjoint parts of the interval that do not count, as (from,
     until) in ns; pairs of readings mostly in them are left out.
     """
-    by_node: dict[int, list[_Reading]] = {}
+    by_node: dict[int, list[Event]] = defaultdict(list)
     for event in log.of(Kind.PRESSURE_READ):
-        if (read := _reading(event)) is not None:
-            by_node.setdefault(read.node, []).append(read)
+        by_node[event.data.get("node", 0)].append(event)
     found = {
-        node: _pressure(readings, start_ns, end_ns, apart) for node, readings in by_node.items()
+        node: _pressure(sorted(readings, key=_read_ns), start_ns, end_ns, apart)
+        for node, readings in by_node.items()
     }
     return {node: pressure for node, pressure in found.items() if pressure is not None}
 
 
+def _read_ns(reading: Event) -> int:
+    return int(reading.data.get("read_ns", reading.time_ns))
+
+
 def _pressure(
-    found: Sequence[_Reading], start_ns: int, end_ns: int, apart: Sequence[tuple[int, int]]
+    readings: Sequence[Event], start_ns: int, end_ns: int, apart: Sequence[tuple[int, int]]
 ) -> Pressure | None:
     """Pressure from the readings of one node; None if they cover too little."""
-    readings = sorted(found, key=lambda one: one.time_ns)
-    first = max((n for n, one in enumerate(readings) if one.time_ns <= start_ns), default=0)
-    last = min(
-        (n for n, one in enumerate(readings) if one.time_ns >= end_ns), default=len(readings) - 1
-    )
-    stretch = [
+    times = [_read_ns(reading) for reading in readings]
+    first = max((n for n, at in enumerate(times) if at <= start_ns), default=0)
+    last = min((n for n, at in enumerate(times) if at >= end_ns), default=len(readings) - 1)
+    pairs = [
         (a, b)
         for a, b in itertools.pairwise(readings[first : last + 1])
         if a.generation == b.generation
-        and a.ranks
-        and a.ranks.keys() == b.ranks.keys()
-        and 0 < b.time_ns - a.time_ns <= LONGEST_S * NS
-    ]
-    pairs = [
-        (a, b)
-        for a, b in stretch
-        if 2 * _within(apart, a.time_ns, b.time_ns) <= b.time_ns - a.time_ns
+        and a.data["ranks"]
+        and a.data["ranks"].keys() == b.data["ranks"].keys()
+        and 0 < _read_ns(b) - _read_ns(a) <= LONGEST_S * NS
+        and 2 * _within(apart, _read_ns(a), _read_ns(b)) <= _read_ns(b) - _read_ns(a)
     ]
     seconds = _seconds(pairs)
-    counted_ns = end_ns - start_ns - _within(apart, start_ns, end_ns)
-    if seconds < max(LEAST_S, LEAST_SHARE * counted_ns / NS):
+    counted_s = (end_ns - start_ns - _within(apart, start_ns, end_ns)) / NS
+    if seconds < max(LEAST_S, LEAST_SHARE * counted_s):
         return None
-    cpus = max(b.cpus for _, b in pairs)
-    ran, queued = _counted(pairs)
+    ran: dict[str, float] = defaultdict(float)
+    queued: dict[str, float] = defaultdict(float)
+    for a, b in pairs:
+        for name, (used_s, waited_s) in b.data["ranks"].items():
+            ran[name] += used_s - a.data["ranks"][name][0]
+            queued[name] += waited_s - a.data["ranks"][name][1]
     # A wait is counted when it ends, so part of it may lie before these readings.
-    queued = {name: min(waited, max(0.0, seconds - ran[name])) for name, waited in queued.items()}
-    steal, steal_over = _grown([(a, b, a.steal_s, b.steal_s) for a, b in pairs])
+    waits = (min(waited, max(0.0, seconds - ran[name])) for name, waited in queued.items())
+    cpus = max(b.data["cpus"] for _, b in pairs)
+    steal, over = _stolen(pairs)
     return Pressure(
         ran=sum(ran.values()) / seconds,
-        queued=sum(queued.values()) / seconds,
+        queued=sum(waits) / seconds,
         cpus=cpus,
-        steal=steal / steal_over / cpus if steal_over else 0.0,
+        steal=steal / over / cpus if over else 0.0,
     )
 
 
-def _seconds(pairs: Sequence[tuple[_Reading, _Reading]]) -> float:
-    return sum(b.time_ns - a.time_ns for a, b in pairs) / NS
+def _stolen(pairs: Sequence[tuple[Event, Event]]) -> tuple[float, float]:
+    """Growth of the stolen time, and the seconds over which it is known: on a machine of many
+    processors not every reading has it.
+    """
+    grown, over = 0.0, 0.0
+    known: Event | None = None
+    end: Event | None = None
+    for a, b in pairs:
+        if a is not end or known is None:
+            known = a if a.data["steal_s"] is not None else None
+        if known is not None and b.data["steal_s"] is not None:
+            grown += b.data["steal_s"] - known.data["steal_s"]
+            over += _seconds([(known, b)])
+            known = b
+        end = b
+    return grown, over
 
 
-def _counted(
-    pairs: Sequence[tuple[_Reading, _Reading]],
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds that each rank ran, and stood in a queue, between the readings of these pairs."""
-    ran, queued = (
-        {
-            name: sum(b.ranks[name][n] - a.ranks[name][n] for a, b in pairs if name in a.ranks)
-            for name in _names(pairs)
-        }
-        for n in (0, 1)
-    )
-    return ran, queued
+def _seconds(pairs: Sequence[tuple[Event, Event]]) -> float:
+    return sum(_read_ns(b) - _read_ns(a) for a, b in pairs) / NS
 
 
 def _within(spans: Sequence[tuple[int, int]], start_ns: int, end_ns: int) -> int:
     return sum(max(0, min(end, end_ns) - max(start, start_ns)) for start, end in spans)
 
 
-def excuse(ideal_s: float, step_s: float, ideal: Pressure, now: Pressure) -> ExtraCpuWait:
-    """How much of a step of ``step_s`` is excused relative to one of ``ideal_s`` under other
-    pressure.
+def net_of_pressure(
+    history: History, ideal: Ideal, step_s: float, tail: Sequence[StepRun]
+) -> NetStepTime | None:
+    """The steps ``tail``, which take ``step_s``, net of pressure. None if there are no readings:
+    then nothing is subtracted.
+    """
+    ideals = _over(ideal.history, ideal.runs, ideal.step_s)
+    nows = _over(history, tail, step_s)
+    # a step takes as long as on the node that is worst off
+    found = [
+        (*_excuse(ideal.step_s, step_s, ideals[node], nows[node]), ideals[node], nows[node])
+        for node in sorted(ideals.keys() & nows.keys())
+    ]
+    most_s, likely_s, before, now = max(found, key=lambda one: one[:2], default=(0, 0, None, None))
+    if before is None or now is None or most_s <= 0:
+        return None
+    stolen = f", and {100 * now.steal:.0f} % of the processors were stolen" * (now.steal > 0.01)
+    return NetStepTime(
+        likely_s=max(NO_STEP_S, step_s - likely_s),
+        least_s=max(NO_STEP_S, step_s - most_s),
+        may_pass=likely_s <= LIMIT * step_s,
+        starved=now.wait > STARVED,
+        why=f"its ranks stood in a run queue for {now.wait:.1f} s for each second that they ran,"
+        f" and not for {before.wait:.1f} s{stolen}, which is {100 * likely_s / step_s:.0f} % of a"
+        " step",
+    )
+
+
+def _excuse(ideal_s: float, step_s: float, ideal: Pressure, now: Pressure) -> tuple[float, float]:
+    """How much longer a step of ``step_s`` waited for a processor than one of ``ideal_s`` under
+    other pressure, in seconds: at most, and most likely.
 
     In the ideal step all ranks together run for ``ideal.ran * ideal_s``. Each second of that waits
     longer by the difference of the two ``wait``, and as many ranks wait at a time as want a
     processor at a time.
     """
     waited = ideal.ran * ideal_s * max(0.0, now.wait - ideal.wait)
-    at_once = sorted((ideal.wanting, now.wanting))
+    fewer, more = sorted((ideal.wanting, now.wanting))
     stolen = max(0.0, now.steal - ideal.steal) * step_s
     unsteady = UNSTEADY * ideal.ran * ideal_s * now.wait / ideal.wanting
-    return ExtraCpuWait(
-        likely_s=min(step_s, waited / at_once[1] + stolen),
-        most_s=min(step_s, MARGIN * (waited / at_once[0] + stolen * now.cpus) + unsteady),
-    )
+    most_s = MARGIN * (waited / fewer + stolen * now.cpus) + unsteady
+    return min(step_s, most_s), min(step_s, waited / more + stolen)
 
 
-def _reading(event: Event) -> _Reading | None:
-    """The event as a reading; None if its values make no sense."""
-    data = event.data
-    try:
-        ranks = {
-            str(name): (_number(row[0]), _number(row[1])) for name, row in data["ranks"].items()
-        }
-        read_ns = int(data.get("read_ns", event.time_ns))
-        if abs(event.time_ns - read_ns) > LONGEST_S * NS:
-            return None
-        return _Reading(
-            node=int(data.get("node", 0)),
-            time_ns=read_ns,
-            generation=event.generation,
-            cpus=max(1.0, _number(data["cpus"])),
-            steal_s=None if data["steal_s"] is None else _number(data["steal_s"]),
-            ranks=ranks,
-        )
-    except (AttributeError, TypeError, ValueError, LookupError, OverflowError):
-        return None
-
-
-def _number(value: Any) -> float:
-    number = float(value)
-    if not math.isfinite(number) or number < 0:
-        raise ValueError(value)
-    return number
-
-
-def _names(pairs: Sequence[tuple[_Reading, _Reading]]) -> list[str]:
-    return list(dict.fromkeys(name for a, _ in pairs for name in a.ranks))
-
-
-def _grown(
-    rows: Sequence[tuple[_Reading, _Reading, float | None, float | None]],
-) -> tuple[float, float]:
-    """Growth of a counter, and the seconds over which it is known, summed between readings that
-    have it, with no reading left out between them.
+def _over(history: History, runs: Sequence[StepRun], median_s: float) -> dict[int, Pressure]:
+    """Pressure over the steps similar to the median one; over all steps if too little was read in
+    those.
     """
-    grown, over, known, since_ns, end_ns = 0.0, 0.0, None, 0, -1
-    for a, b, before, after in rows:
-        if a.time_ns != end_ns or (known is None and before is not None):
-            known, since_ns = before, 0
-        since_ns, end_ns = since_ns + b.time_ns - a.time_ns, b.time_ns
-        if after is not None and known is not None:
-            grown, over = grown + after - known, over + since_ns / NS
-            known, since_ns = after, 0
-    return grown, over
+    like = [run for run in runs if run.seconds <= LIKE * median_s] or runs
+    start_ns, end_ns = min(run.start_ns for run in like), max(run.end_ns for run in like)
+    others = [(run.start_ns, run.end_ns) for run in runs if run.seconds > LIKE * median_s]
+    found = pressures_of(history.log, start_ns, end_ns, others)
+    return found or pressures_of(history.log, start_ns, end_ns)
 
 
 def others_of(log: Log) -> float | None:
@@ -236,7 +231,6 @@ def others_of(log: Log) -> float | None:
     """
     for event in log.of(Kind.MACHINE_BUSY):
         others, cpus = event.data["others"], event.data["cpus"]
-        known = all(type(value) in (int, float) for value in (others, cpus))
-        if event.actor == ORCHESTRATOR and known and others >= WORTH_SAYING * cpus > 0:
+        if event.actor == ORCHESTRATOR and others >= WORTH_SAYING * cpus > 0:
             return float(others)
     return None

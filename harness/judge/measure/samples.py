@@ -18,13 +18,8 @@ from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.catalogue import METRICS
 
 _OF_A_RECOVERY = (
-    "recovery_time",
-    "failure_cost",
-    "steps_lost",
-    "abort_time",
-    "regroup_time",
-    "restore_time",
-    "redo_time",
+    *("recovery_time", "failure_cost", "steps_lost"),
+    *("abort_time", "regroup_time", "restore_time", "redo_time"),
 )
 
 

@@ -79,9 +79,8 @@ class Episode:
     @property
     def changed(self) -> bool:
         """Whether it left a rank with a different, but finite, state."""
-        return self._is("changes_state") and (
-            self.evidence.get("before") != self.evidence.get("after")
-        )
+        seen = self.evidence
+        return self._is("changes_state") and seen.get("before") != seen.get("after")
 
     @property
     def changed_state(self) -> bool:
@@ -99,19 +98,6 @@ class Episode:
         return self._is("beside_steps")
 
     @property
-    def missed(self) -> bool:
-        """Whether the target did not exist: the occurrence explains nothing and ended nothing."""
-        absent = self.target.get("rank") is not None and self.target.get("process") is None
-        return self.failed is not None and (absent or self.target.get("processes") == [])
-
-    @property
-    def _acted(self) -> bool:
-        """Whether it may have had an effect. One that failed for want of evidence did until it was
-        healed, whether it was given up before or after that.
-        """
-        return self.failed is None or self.healed is not None
-
-    @property
     def seems_still(self) -> bool:
         """Whether the target works on but appears stalled."""
         return self._is("seems_still")
@@ -122,27 +108,23 @@ class Episode:
         return self._is("harmless")
 
     def _is(self, what: str) -> bool:
-        return bool(getattr(self._of, what, False))
+        return bool(getattr(load(FAULTS, Fault).get(self.kind), what, False))
 
     @property
-    def _of(self) -> type[Fault] | None:
-        return load(FAULTS, Fault).get(self.kind)
-
-    @property
-    def outlives_its_victims(self) -> bool:
-        """Whether it acts on something that is not replaced when a process fails because of it: a
-        link, a disk, a machine.
-        """
-        kind = self._of
-        return kind is not None and (
-            kind.where in _NEVER_REPLACED or (kind.where is Where.NODE and kind.harmless)
-        )
+    def missed(self) -> bool:
+        """Whether the target did not exist: the occurrence explains nothing and ended nothing."""
+        absent = self.target.get("rank") is not None and self.target.get("process") is None
+        return self.failed is not None and (absent or self.target.get("processes") == [])
 
     def lasts_over(self, start_ns: int, end_ns: int) -> bool:
-        """Whether it acted, undetected, at some time in the interval (a straggler, a slow link)."""
-        if self.injected is None or not self._acted:
+        """Whether it acted, undetected, at some time in the interval (a straggler, a slow link).
+
+        One that failed for want of evidence acted until it was healed. One that acts on something
+        that is not replaced when a process fails, a link, a disk, a machine, outlives that failure.
+        """
+        if self.injected is None or (self.failed is not None and self.healed is None):
             return False
-        if self.failure is not None and not self.outlives_its_victims:
+        if self.failure is not None and not self._outlives_its_victims:
             return False
         if self.target.get("everywhere"):
             return False  # it makes steps fail, not slow
@@ -150,3 +132,10 @@ class Episode:
             return False  # over once done, whenever its heal is logged
         until = self.healed.time_ns if self.healed else end_ns
         return self.injected.time_ns < end_ns and until > start_ns
+
+    @property
+    def _outlives_its_victims(self) -> bool:
+        kind = load(FAULTS, Fault).get(self.kind)
+        return kind is not None and (
+            kind.where in _NEVER_REPLACED or (kind.where is Where.NODE and kind.harmless)
+        )

@@ -13,12 +13,12 @@ go to an injection that so far only explains a difference between replicas.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from functools import partial
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.harness.judge.record.command_end import take_ends
+from trainchaos.harness.judge.record.commands import take_ends
 from trainchaos.harness.judge.record.episode import Episode, processes_hit
 from trainchaos.harness.judge.record.history import NS, History
 from trainchaos.harness.judge.record.split import changed_by, explained_by_state, holders
@@ -35,20 +35,17 @@ def episodes_of(history: History) -> tuple[Episode, ...]:
     """
     log = history.log
     planned = {event.data["fault"]: event for event in log.of(Kind.FAULT_PLANNED)}
-    marks = {
-        kind: _by_occurrence(log.of(kind))
+    landed, failed, healed, effects = (
+        {(e.data["fault"], e.data["occurrence"]): e for e in reversed([*log.of(kind)])}
         for kind in (
-            Kind.FAULT_LANDED,
-            Kind.FAULT_FAILED,
-            Kind.FAULT_HEALED,
-            Kind.FAULT_EFFECT,
+            *(Kind.FAULT_LANDED, Kind.FAULT_FAILED),
+            *(Kind.FAULT_HEALED, Kind.FAULT_EFFECT),
         )
-    }
+    )
     found: list[Episode] = []
     for event in log.of(Kind.FAULT_INJECTED):
         key = (event.data["fault"], event.data["occurrence"])
-        failed = marks[Kind.FAULT_FAILED].get(key)
-        if failed is not None and failed.data.get("again"):
+        if key in failed and failed[key].data.get("again"):
             continue  # too late for its point and armed again: the next occurrence counts
         process, rank = _target_of(history, event)
         found.append(
@@ -61,30 +58,33 @@ def episodes_of(history: History) -> tuple[Episode, ...]:
                 rank=rank,
                 planned=planned.get(key[0]),
                 injected=event,
-                landed=marks[Kind.FAULT_LANDED].get(key),
-                failed=failed,
-                healed=marks[Kind.FAULT_HEALED].get(key),
+                landed=landed.get(key),
+                failed=failed.get(key),
+                healed=healed.get(key),
                 processes=processes_hit(event) or ((process,) if process is not None else ()),
                 replica=_replica(history, event, process),
-                over_ns=_over_ns(history, marks[Kind.FAULT_EFFECT].get(key)),
+                over_ns=_over_ns(history, effects.get(key)),
             )
         )
     fired = {episode.fault for episode in found}
-    idle = [_never_fired(event) for name, event in planned.items() if name not in fired]
-    return (*_with_failures(history, found, list(log.of(Kind.FAILURE_DETECTED))), *idle)
+    idle = [
+        Episode(
+            fault=name,
+            kind=event.data["kind"],
+            occurrence=NEVER_FIRED,
+            target=dict(event.data["target"] or {}),
+            planned=event,
+        )
+        for name, event in planned.items()
+        if name not in fired
+    ]
+    return (*_with_failures(history, found), *idle)
 
 
 def unclaimed_failures(history: History, episodes: Iterable[Episode]) -> list[Event]:
     """Failures that no episode explains."""
     claimed = {id(failure) for episode in episodes for failure in episode.failures}
     return [event for event in history.log.of(Kind.FAILURE_DETECTED) if id(event) not in claimed]
-
-
-def _by_occurrence(events: Iterable[Event]) -> dict[tuple[str, int], Event]:
-    found: dict[tuple[str, int], Event] = {}
-    for event in events:
-        found.setdefault((event.data["fault"], event.data["occurrence"]), event)
-    return found
 
 
 def _target_of(history: History, event: Event) -> tuple[str | None, int | None]:
@@ -112,25 +112,15 @@ def _over_ns(history: History, effect: Event | None) -> float:
     """When a fault that holds its target for a given time had let it go, at the latest."""
     held_s = effect.data["evidence"].get("held_s") if effect is not None else None
     if effect is None or not isinstance(held_s, int | float):
-        return float("inf")
+        return math.inf
     return effect.time_ns + held_s * NS + history.log.clocks.bound_ns(effect)
 
 
-def _never_fired(event: Event) -> Episode:
-    return Episode(
-        fault=event.data["fault"],
-        kind=event.data["kind"],
-        occurrence=NEVER_FIRED,
-        target=dict(event.data["target"] or {}),
-        planned=event,
-    )
-
-
-def _with_failures(
-    history: History, episodes: list[Episode], failures: list[Event]
-) -> list[Episode]:
+def _with_failures(history: History, episodes: list[Episode]) -> list[Episode]:
+    failures = list(history.log.of(Kind.FAILURE_DETECTED))
+    pairing = _Pairing(history, episodes, _seen(history, failures))
     paired: dict[int, list[Event]] = {}
-    states, seen = explained_by_state(history, episodes, failures), _seen(history, failures)
+    states = explained_by_state(history, episodes)
     left = [f for f in failures if not any(f in found for found in states.values())]
     for direct in (True, False):
         for index, episode in enumerate(episodes):
@@ -138,29 +128,23 @@ def _with_failures(
             values_too = not direct and paired.get(index) == states.get(index, [])
             # Nor does being declared hung exclude that the job seemed stuck before that.
             stuck_too = not direct and episode.seems_still
-            excluded = index in paired and not (values_too or stuck_too)
-            if excluded or episode.injected is None or episode.missed:
+            taken = index in paired
+            if (taken and not (values_too or stuck_too)) or not episode.injected or episode.missed:
                 continue
-            start = episode.injected.time_ns
-            ends = _ends(history, episodes, index, seen, same_target=direct)
-            values = _spoilt_everywhere(episodes, index) if direct else float("inf")
             due = [
                 f
                 for f in left
-                if start <= seen[id(f)] < min(ends(f), values if _of_values(f) else float("inf"))
-                and not _was_over(episode, f, seen[id(f)])
-                and (_of_values(f) or index not in paired or (stuck_too and _nameless_stall(f)))
+                if pairing.may_explain(index, f, direct=direct)
+                and (_of_values(f) or not taken or (stuck_too and _nameless_stall(f)))
             ]
             if direct:
                 found = [f for f in due if _explains(history, episode, f)]
-            elif stuck_too:
-                found = [f for f in due if _nameless_stall(f)] or _first_of(episode, due)
             else:
-                found = _first_of(episode, due)
+                stalls = [f for f in due if stuck_too and _nameless_stall(f)]
+                found = stalls or _first_of(episode, due)
             found += paired.get(index, states.get(index, []))
-            found.sort(key=lambda failure: failure.time_ns)
-            found.sort(key=lambda failure: failure.data["process"] not in episode.processes)
             if found:
+                found.sort(key=lambda f: (f.data["process"] not in episode.processes, f.time_ns))
                 paired[index] = found
                 left = [f for f in left if f not in found]
         left = [f for f in left if not any(f in found for found in paired.values())]
@@ -222,100 +206,105 @@ def _explains(history: History, episode: Episode, failure: Event) -> bool:
     )
 
 
-def _ends(
-    history: History,
-    episodes: list[Episode],
-    index: int,
-    seen: Mapping[int, int],
-    *,
-    same_target: bool,
-) -> Callable[[Event], float]:
-    """Until when episode ``index`` may explain a failure. While values that it corrupted may still
-    be refused, only another injection that corrupts values is a newer cause of that; of the same
-    target, one that explains the failure itself: a process may hold the state as it was before.
+@dataclass(frozen=True)
+class _Pairing:
+    """Which injection may explain which failure, by when others came between. ``seen``: see
+    ``_seen``.
     """
-    until = _ends_of_any(history, episodes, index, seen, same_target=same_target)
-    one = episodes[index]
 
-    def ends(failure: Event) -> float:
-        if not (one.corrupts and _of_values(failure) and _still_spoilt(history, one, failure)):
-            return until(failure)
+    history: History
+    episodes: Sequence[Episode]
+    seen: dict[int, int]
 
-        def newer(other: Episode) -> bool:
-            return other.corrupts and (not same_target or _explains(history, other, failure))
+    def may_explain(self, index: int, failure: Event, *, direct: bool) -> bool:
+        """Whether a failure came after an injection, and before a newer cause. ``direct``: it
+        blames the target, so that only others on the same target are newer.
+        """
+        one, seen_ns = self.episodes[index], self.seen[id(failure)]
+        if one.injected is None or seen_ns < one.injected.time_ns:
+            return False
+        over = _was_over(one, failure, seen_ns)
+        return not over and seen_ns < self._end(index, failure, direct=direct)
 
-        hit = set(one.processes)
-        spoilt = _until(episodes, index, hit, same_target=same_target, newer=newer)
-        return max(spoilt, until(failure))
+    def _end(self, index: int, failure: Event, *, direct: bool) -> float:
+        """Until when an episode may explain a failure.
 
-    return ends
+        Of several targets, each counts until it is hit again. An episode that only changed values,
+        acted beside the steps, or was over by then, neither explains a stuck job nor is a newer
+        cause of one; one that makes a working rank appear stalled may until it is healed, whatever
+        else is injected. While values that it corrupted may still be refused, only another that
+        corrupts values is newer; one that acts everywhere explains them from then on.
+        """
+        one, name = self.episodes[index], failure.data["process"]
+        hit, values = set(one.processes), _of_values(failure)
+        if failure.data["cause"] in _STUCK and not direct:
+            end = -math.inf
+            if not _stops_nothing(one):
+                end = self._next(index, (), lambda other: self._stops(one, other, failure))
+            if one.seems_still and _nameless_stall(failure):
+                end = max(end, one.healed.time_ns if one.healed else math.inf)
+        else:
+            mine = ({name} if name in hit else hit) if direct else ()
+            end = self._next(index, mine, direct=direct)
+        if one.corrupts and values and self._still_spoilt(one, failure):
 
+            def newer(other: Episode) -> bool:
+                return other.corrupts and (not direct or _explains(self.history, other, failure))
 
-def _still_spoilt(history: History, one: Episode, failure: Event) -> bool:
-    """Whether values that an episode corrupted can be among those refused: in its step, or the next
-    for values kept across steps; or, for a changed state, while a member holds it.
-    """
-    if one.injected is None:
-        return False
-    since, step = one.injected.generation, one.injected.step or 0
-    if failure.generation == since and (failure.step or 0) <= step + 1:
-        return True
-    generation = history.generation(failure.generation)
-    held = holders(history, one.processes, since, failure.generation)
-    return one.changed_state and generation is not None and bool(held & set(generation.members))
+            end = max(end, self._next(index, hit, newer, direct=direct))
+        if direct and values:
+            later = self.episodes[index + 1 :]
+            all_hit = (o.injected for o in later if o.injected and o.target.get("everywhere"))
+            end = min(end, min((event.time_ns for event in all_hit), default=math.inf))
+        return end
 
+    def _next(
+        self,
+        index: int,
+        mine: Collection[str],
+        newer: Callable[[Episode], bool] = lambda other: True,
+        *,
+        direct: bool = False,
+    ) -> float:
+        """Time of the next injection that counts as ``newer``; ``direct``: on the same target."""
+        if self.episodes[index].target.get("everywhere"):
+            return math.inf  # another injection on one of its targets does not end it
+        for other in self.episodes[index + 1 :]:
+            if other.injected is None or other.missed or not newer(other):
+                continue
+            theirs = set(other.processes)
+            same = not other.target.get("everywhere") and (
+                bool(theirs & set(mine)) or theirs == set(mine)
+            )
+            if same or not direct:
+                return other.injected.time_ns
+        return math.inf
 
-def _ends_of_any(
-    history: History,
-    episodes: list[Episode],
-    index: int,
-    seen: Mapping[int, int],
-    *,
-    same_target: bool,
-) -> Callable[[Event], float]:
-    """Until when episode ``index`` may explain a failure.
+    def _stops(self, one: Episode, other: Episode, failure: Event) -> bool:
+        """Whether ``other`` can have stopped the progress of a failure's generation until that was
+        seen, rather than ``one``: what hit only processes that are no members of it cannot, and
+        what slows a rank down is less likely than what breaks one in the same generation.
+        """
+        if _stops_nothing(other) or _was_over(other, failure, self.seen[id(failure)]):
+            return False
+        here = one.injected is not None and one.injected.generation == failure.generation
+        if other.harmless and here and not one.harmless:
+            return False
+        generation, hit = self.history.generation(failure.generation), set(other.processes)
+        return generation is None or not hit or bool(hit & set(generation.members))
 
-    With several targets, each counts until it is hit again, as the others are unaffected. An
-    episode that only changed values, acted beside the steps, or was over by then, neither explains
-    a stuck job nor is a newer cause of one. One that makes a working rank appear stalled may make
-    the job seem stuck, with no process to blame, until it is healed, whatever else is injected
-    meanwhile.
-    """
-    one = episodes[index]
-    hit = set(one.processes)
-    whole = _until(episodes, index, hit, same_target=same_target)
-    if not same_target:
-        healed_ns = one.healed.time_ns if one.healed else float("inf")
-
-        def until(failure: Event) -> float:
-            if failure.data["cause"] not in _STUCK:
-                return whole
-            newer = partial(_stops, history, one, failure=failure, seen_ns=seen[id(failure)])
-            stuck = _until(episodes, index, hit, same_target=False, newer=newer)
-            stuck = float("-inf") if _stops_nothing(one) else stuck
-            hidden = one.seems_still and _nameless_stall(failure)
-            return max(stuck, healed_ns) if hidden else stuck
-
-        return until
-    if len(hit) < 2:
-        return lambda failure: whole
-    each = {name: _until(episodes, index, {name}, same_target=True) for name in hit}
-    return lambda failure: each.get(failure.data["process"], whole)
-
-
-def _stops(history: History, one: Episode, other: Episode, *, failure: Event, seen_ns: int) -> bool:
-    """Whether ``other`` can have stopped the progress of a failure's generation until that was
-    seen, rather than ``one``: what hit only processes that are no members of it cannot, and what
-    slows a rank down is less likely than what breaks one in the same generation.
-    """
-    if _stops_nothing(other) or _was_over(other, failure, seen_ns):
-        return False
-    here = one.injected is not None and one.injected.generation == failure.generation
-    if other.harmless and here and not one.harmless:
-        return False
-    generation = history.generation(failure.generation)
-    hit = set(other.processes)
-    return generation is None or not hit or bool(hit & set(generation.members))
+    def _still_spoilt(self, one: Episode, failure: Event) -> bool:
+        """Whether values that an episode corrupted can be among those refused: in its step, or the
+        next for values kept across steps; or, for a changed state, while a member holds it.
+        """
+        if one.injected is None:
+            return False
+        since, step = one.injected.generation, one.injected.step or 0
+        if failure.generation == since and (failure.step or 0) <= step + 1:
+            return True
+        generation = self.history.generation(failure.generation)
+        held = holders(self.history, one.processes, since, failure.generation)
+        return one.changed_state and generation is not None and bool(held & set(generation.members))
 
 
 def _stops_nothing(one: Episode) -> bool:
@@ -329,45 +318,6 @@ def _was_over(one: Episode, failure: Event, seen_ns: int) -> bool:
     return failure.data["cause"] in _STUCK and seen_ns - silent_s * NS > one.over_ns
 
 
-def _until(
-    episodes: list[Episode],
-    index: int,
-    mine: set[str],
-    *,
-    same_target: bool,
-    newer: Callable[[Episode], bool] = lambda other: True,
-) -> float:
-    """Time of the next injection after episode ``index`` that counts as ``newer`` (and is on the
-    same target); infinity: there is none.
-    """
-    if episodes[index].target.get("everywhere"):
-        return float("inf")  # another injection on one of its targets does not end it
-    for other in episodes[index + 1 :]:
-        if (
-            other.injected is None
-            or other.missed
-            or (same_target and other.target.get("everywhere"))
-        ):
-            continue
-        if not newer(other):
-            continue
-        if not same_target or mine & set(other.processes) or mine == set(other.processes):
-            return other.injected.time_ns
-    return float("inf")
-
-
-def _spoilt_everywhere(episodes: list[Episode], index: int) -> float:
-    """Time of the next injection that acts everywhere, which only corrupts values: from then on it
-    explains non-finite ones.
-    """
-    later = (
-        other
-        for other in episodes[index + 1 :]
-        if other.injected and other.target.get("everywhere")
-    )
-    return min((other.injected.time_ns for other in later if other.injected), default=float("inf"))
-
-
 def _nameless_stall(failure: Event) -> bool:
     """Whether the job makes no progress and no process is to blame."""
     return failure.data["cause"] in _STUCK and failure.data["process"] is None
@@ -375,3 +325,85 @@ def _nameless_stall(failure: Event) -> bool:
 
 def _of_values(failure: Event) -> bool:
     return bool(failure.data["cause"] == "nonfinite")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlarmRaised:
+    """One alarm. ``place``: for people; ``by``: the occurrences that acted before it and hit the
+    rank, device or node that it names (any that acted before it, where it names the job alone).
+    """
+
+    event: Event
+    what: str
+    place: str
+    by: tuple[Episode, ...]
+
+
+def alarms_of(history: History, episodes: Sequence[Episode]) -> list[AlarmRaised]:
+    """All alarms of an arm, in time order."""
+    devices = {
+        event.data["process"]: event.data.get("device")
+        for event in history.log.of(Kind.PROCESS_SPAWNED)
+    }
+    found = []
+    for event in history.log.of(Kind.HEALTH_ALARM):
+        by = tuple(
+            one
+            for one in episodes
+            if one.injected is not None
+            and one.injected.time_ns <= event.time_ns
+            and _names(history, one, event, {devices.get(name) for name in one.processes})
+        )
+        found.append(
+            AlarmRaised(event=event, what=str(event.data["what"]), place=_place(event), by=by)
+        )
+    return found
+
+
+def unexplained(history: History, episodes: Sequence[Episode]) -> list[AlarmRaised]:
+    """Alarms that no fault explains: false ones, or of something that happened by itself."""
+    return [alarm for alarm in alarms_of(history, episodes) if not alarm.by]
+
+
+def steps_until(history: History, episode: Episode, alarm: Event) -> int:
+    """Steps that any rank had committed between a fault and an alarm."""
+    assert episode.injected is not None
+    since, until = episode.injected.time_ns, alarm.time_ns
+    done = {
+        event.step for event in history.log.of(Kind.STEP_COMMITTED) if since < event.time_ns < until
+    }
+    return len(done)
+
+
+def _names(history: History, one: Episode, alarm: Event, devices: set[object]) -> bool:
+    """Whether an alarm names what an occurrence hit: the smallest place that it names counts."""
+    rank, device, node = (alarm.data.get(key) for key in ("rank", "device", "node"))
+    if rank is not None:
+        return rank in set(_ranks(history, one, alarm))
+    if device is not None:
+        return device in devices or device == one.target.get("device")
+    return node is None or node == one.target.get("node")
+
+
+def _ranks(history: History, one: Episode, alarm: Event) -> Iterator[int]:
+    """The ranks that an occurrence hit: then, and what its processes are as the alarm is raised."""
+    if one.rank is not None:
+        yield one.rank
+    several = one.target.get("ranks")
+    if isinstance(several, list):
+        yield from several
+    for at_ns in (one.injected.time_ns if one.injected else 0, alarm.time_ns):
+        generation = history.generation_at(at_ns)
+        if generation is not None:
+            for rank, name in enumerate(generation.members):
+                if name in one.processes:
+                    yield rank
+
+
+def _place(event: Event) -> str:
+    named = [
+        f"{key} {event.data[key]}"
+        for key in ("rank", "device", "node")
+        if event.data.get(key) is not None
+    ]
+    return ", ".join(named) or "the job"

@@ -6,30 +6,26 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, chain
 from operator import itemgetter
 from statistics import fmean
 from typing import Any, TypeVar, cast
 
 from trainchaos.chaos.events.log import Event, Kind, Log
+from trainchaos.recovery.data.permutation import samples_at
 
 NS = 1e9
 _T = TypeVar("_T")
 COMMITS = (
-    "rank",
-    "world",
-    "samples",
-    "loss",
-    "lr",
-    "grad_norm",
-    "optimizer_step",
-    "scheduler_step",
-    "seconds",
+    *("rank", "world", "samples", "loss", "lr", "grad_norm"),
+    *("optimizer_step", "scheduler_step", "seconds"),
 )
 """What is asked of commits."""
 BATCHES = ("rank", "samples")
 """What is asked of batch records."""
+AT_ONCE = 4096
+"""Samples looked up together: by far less time for each, and no more memory than a few steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,3 +315,20 @@ def owners(worked: Iterable[Generation], done: Iterable[tuple[int, int]]) -> dic
         owner = {step: number for step, number in owner.items() if step <= resume}
         owner.update((step, generation.number) for step in steps[generation.number])
     return owner
+
+
+def due_in(info: RunInfo, step: int) -> Sequence[int]:
+    """Sample ids of the global batch of ``step`` (from 1), in order; as
+    ``recovery.data.order.batch``.
+    """
+    together = max(1, AT_ONCE // max(1, info.global_batch))
+    place, number = divmod(step - 1, together)
+    first = number * info.global_batch
+    found = _stretch(place, together, info.global_batch, info.order_samples, info.order_seed)
+    return found[first : first + info.global_batch]
+
+
+@lru_cache(maxsize=4)
+def _stretch(place: int, together: int, global_batch: int, samples: int, seed: int) -> list[int]:
+    first = place * together * global_batch
+    return samples_at(range(first, first + together * global_batch), samples, seed)

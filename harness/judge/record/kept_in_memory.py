@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 from trainchaos.chaos.events.log import Event, Kind, Log
 from trainchaos.chaos.fault.aftermath import OVER_WHEN_DONE
 from trainchaos.harness.judge.record.episode import Episode, processes_hit
+from trainchaos.harness.judge.record.history import History
 from trainchaos.harness.judge.record.nodes import hit_before, homes
+from trainchaos.harness.judge.record.split import doubtful
 from trainchaos.recovery.checkpoint.memory import KEPT, ROLE
 
 PLACE = "memory"
-REMEMBERED = "memory-"
-"""Prefix of an in-memory checkpoint's name."""
 STOPPED = ("T", "t")
 STOP_SIGNAL = "SIGSTOP"
+_SAVES = (
+    *(Kind.CHECKPOINT_SAVING, Kind.CHECKPOINT_COMMITTED),
+    *(Kind.CHECKPOINT_REFUSED, Kind.CHECKPOINT_DELETED),
+)
 
 
 def keepers(log: Log) -> dict[str, Event]:
@@ -29,53 +33,54 @@ def keepers(log: Log) -> dict[str, Event]:
 
 
 def held_in_memory(
-    log: Log,
-    *,
-    since_ns: int,
-    until_ns: int,
-    before: int,
-    in_doubt: Callable[[Event, int, int], bool],
+    history: History, *, since_ns: int, until_ns: int, before: int
 ) -> dict[str, int]:
     """In-memory checkpoints that generations ``before`` this one acknowledged by ``until_ns`` and
     whose every shard is held by a keeper that lives then: name -> step.
 
-    Excluded are checkpoints that were since refused as damaged; that were dropped, if ``in_doubt``
-    (takes the event of the drop, the checkpoint's step and the generation that saved it); and that
-    were displaced by as many newer ones as keepers hold, good or bad, acknowledged or not. A keeper
-    that was stopped at any time from ``since_ns`` to ``until_ns`` does not answer, so what it holds
-    does not count.
+    Excluded are checkpoints that were since refused as damaged; that were dropped, if they were
+    doubtful (``split.doubtful``); and that were displaced by as many newer ones as keepers hold,
+    good or bad, acknowledged or not. A keeper that was stopped at any time from ``since_ns`` to
+    ``until_ns`` does not answer, so what it holds does not count.
 
     A keeper holds what ranks of its node saved, and the copies that an event says its node has. A
     keeper that ended has lost everything, and its successor on the node starts empty.
     """
+    log = history.log
     silent = {name for name, begun, end in stops(log) if begun <= until_ns and end >= since_ns}
-    lives = [life[1:] for life in _lives(log) if life[0] not in silent]
+    lives = [
+        (start.data.get("node"), start.time_ns)
+        for name, start in keepers(log).items()
+        if name not in silent and history.exited_ns.get(name, math.inf) > until_ns
+    ]
     nodes = {e.data["process"]: e.data.get("node") for e in log.of(Kind.PROCESS_SPAWNED)}
     said: dict[tuple[str, int], set[int]] = defaultdict(set)
     held: dict[tuple[str, int], set[int]] = defaultdict(set)
     wanted: dict[tuple[str, int], tuple[int, int]] = {}
-    unsaid = _kept_unsaid(log, until_ns)
-    for event in _lines(log, until_ns):
+    lines = [
+        event
+        for event in log.of(*_SAVES)
+        if event.data.get("place") == PLACE and event.time_ns <= until_ns
+    ]
+    unsaid = _kept_unsaid(lines)
+    for event in lines:
         name = event.data["checkpoint"]
         key = (name, event.generation)
         if event.kind in (Kind.CHECKPOINT_REFUSED, Kind.CHECKPOINT_DELETED):
             refused = event.kind is Kind.CHECKPOINT_REFUSED
             for key in [key for key in wanted if key[0] == name]:
-                if refused or in_doubt(event, wanted[key][0], key[1]):
+                if refused or doubtful(history, event, wanted[key][0], key[1]):
                     del wanted[key]
             continue
         acknowledged = event.kind is Kind.CHECKPOINT_COMMITTED
         if event.generation >= before or not (acknowledged or key in unsaid):
             continue
         wanted[key] = (event.step or 0, event.data["shards"])
+        said[key].add(event.data["shard"])
         if acknowledged:
             holders = {nodes.get(event.actor), *event.data["copies"]}
-            if any(
-                node in holders and start <= event.time_ns and until_ns < end
-                for node, start, end in lives
-            ):
+            if any(node in holders and start <= event.time_ns for node, start in lives):
                 held[key].add(event.data["shard"])
-        said[key].add(event.data["shard"])
         whole = sorted(
             (k[1], step, k) for k, (step, shards) in wanted.items() if len(said[k]) == shards
         )
@@ -84,25 +89,13 @@ def held_in_memory(
     return {key[0]: step for key, (step, shards) in wanted.items() if len(held[key]) == shards}
 
 
-def _lines(log: Log, until_ns: int) -> Iterator[Event]:
-    """Events about in-memory checkpoints up to ``until_ns``."""
-    for event in log.of(
-        Kind.CHECKPOINT_SAVING,
-        Kind.CHECKPOINT_COMMITTED,
-        Kind.CHECKPOINT_REFUSED,
-        Kind.CHECKPOINT_DELETED,
-    ):
-        if event.data.get("place") == PLACE and event.time_ns <= until_ns:
-            yield event
-
-
-def _kept_unsaid(log: Log, until_ns: int) -> set[tuple[str, int]]:
+def _kept_unsaid(lines: Sequence[Event]) -> set[tuple[str, int]]:
     """(name, generation) of saves that were not acknowledged before their generation ended but were
     held by keepers, since they were dropped by name later.
     """
     saved: dict[str, int] = {}
     found: set[tuple[str, int]] = set()
-    for event in _lines(log, until_ns):
+    for event in lines:
         name = event.data["checkpoint"]
         if event.kind is Kind.CHECKPOINT_SAVING:
             saved[name] = event.generation
@@ -159,13 +152,4 @@ def stops(log: Log) -> list[tuple[str, int, float]]:
         for key, event in hit.items()
         if key in stopping
         for name in processes_hit(event)
-    ]
-
-
-def _lives(log: Log) -> list[tuple[str, int | None, int, int]]:
-    """(name, node, start, end) of each keeper; times in ns."""
-    ends = {e.data["process"]: e.time_ns for e in log.of(Kind.PROCESS_EXITED)}
-    return [
-        (name, start.data.get("node"), start.time_ns, ends.get(name, 2**63))
-        for name, start in keepers(log).items()
     ]

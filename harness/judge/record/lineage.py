@@ -21,9 +21,9 @@ Definitions, used by every metric and checker:
 from __future__ import annotations
 
 import bisect
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Any
+from itertools import zip_longest
 
 from trainchaos.chaos.errors import LogError
 from trainchaos.chaos.events.log import Event, Kind, Log
@@ -55,42 +55,36 @@ def _history(log: Log) -> History:
             "the log has no run_started event",
             hint="the harness died before the arm began; run it again",
         )
-    if started.data.get("observed"):
-        return observed_history(log, _info(started.data))
+    info = _info(started)
+    if info.observed:
+        return observed_history(log, info)
     finished = log.first(Kind.RUN_FINISHED)
-    end_ns = finished.time_ns if finished else max(event.time_ns for event in log.events)
-    own, foreign, unsure = _split_commits(log, _members(log))
+    own, foreign, unsure = _split_commits(log)
     generations = _generations(log, own)
     return History(
         log=log,
-        info=_info(started.data),
+        info=info,
         start_ns=started.time_ns,
-        end_ns=end_ns,
+        end_ns=finished.time_ns if finished else max(event.time_ns for event in log.events),
         finished=finished,
         generations=generations,
         runs=_step_runs(log, own, generations),
-        foreign=foreign,
-        unsure=unsure,
+        foreign=tuple(foreign),
+        unsure=tuple(unsure),
     )
 
 
-def _info(data: Mapping[str, Any]) -> RunInfo:
+def _info(started: Event) -> RunInfo:
+    data = started.data
     names = (
-        "arm",
-        "cell",
-        "repeat",
-        "seed",
-        "ranks",
-        "spares",
-        "steps",
-        "global_batch",
-        "strategy",
+        *("arm", "cell", "repeat", "seed", "ranks"),
+        *("spares", "steps", "global_batch", "strategy"),
     )
-    order, evaluate = data["order"], data.get("evaluate") or {}
+    evaluate = data.get("evaluate") or {}
     return RunInfo(
         **{name: data[name] for name in names},
-        order_seed=order["seed"],
-        order_samples=order["samples"],
+        order_seed=data["order"]["seed"],
+        order_samples=data["order"]["samples"],
         observed=bool(data.get("observed", False)),
         monitored=bool(data.get("monitored", False)),
         evaluate_every=evaluate.get("every"),
@@ -98,47 +92,33 @@ def _info(data: Mapping[str, Any]) -> RunInfo:
     )
 
 
-def _members(log: Log) -> dict[int, tuple[str, ...]]:
-    return {
-        event.generation: tuple(event.data["members"]) for event in log.of(Kind.GENERATION_STARTED)
-    }
-
-
-def _split_commits(
-    log: Log, members: Mapping[int, tuple[str, ...]]
-) -> tuple[_BySteps, tuple[Event, ...], tuple[Event, ...]]:
+def _split_commits(log: Log) -> tuple[_BySteps, list[Event], list[Event]]:
     """(commits that count, commits of fenced generations or non-members, those of the first that
     may be fenced too).
     """
+    begun = {event.generation: event for event in log.of(Kind.GENERATION_STARTED)}
     starts = sorted((event.generation, event.time_ns) for event in log.of(Kind.GENERATION_STARTED))
-    numbers = [number for number, _ in starts]
     own: _BySteps = defaultdict(lambda: defaultdict(list))
     foreign: list[Event] = []
     unsure: list[Event] = []
-    number, fence, inside, one_clock = None, None, frozenset[str](), log.clocks.one
-    mine: dict[int, list[Event]] = {}
+    number, fence, inside, one_clock = None, math.inf, frozenset[str](), log.clocks.one
     for event in log.of(Kind.STEP_COMMITTED):
         if event.generation != number:
             number = event.generation
-            place = bisect.bisect_right(numbers, number)
-            fence = starts[place][1] if place < len(starts) else None
-            inside, mine = frozenset(members.get(number, ())), own[number]
-        stranger = event.actor not in inside
+            place = bisect.bisect_right(starts, number, key=lambda start: start[0])
+            fence = starts[place][1] if place < len(starts) else math.inf
+            inside = frozenset(begun[number].data["members"] if number in begun else ())
         bound = 0 if one_clock else log.clocks.bound_ns(event)
-        if stranger or (fence is not None and event.time_ns - bound > fence):
+        if event.actor not in inside or event.time_ns - bound > fence:
             foreign.append(event)
             continue
-        mine[event.step or 0].append(event)
-        if (
-            fence is not None
-            and event.time_ns + bound > fence
-            and not _known_before(log, event, fence)
-        ):
+        own[event.generation][event.step or 0].append(event)
+        if event.time_ns + bound > fence and not _known_before(log, event, fence):
             unsure.append(event)
-    return own, tuple(foreign), tuple(unsure)
+    return own, foreign, unsure
 
 
-def _known_before(log: Log, commit: Event, fence_ns: int) -> bool:
+def _known_before(log: Log, commit: Event, fence_ns: float) -> bool:
     """Whether the supervisor knew, before it fenced a generation, that the committing process was
     stopped or gone.
     """
@@ -158,93 +138,72 @@ def _generations(log: Log, commits: _BySteps) -> tuple[Generation, ...]:
     ready = {event.generation: event for event in log.of(Kind.GENERATION_READY)}
     grouped = {event.generation: event.time_ns for event in log.of(Kind.GROUP_FORMED)}
     stated = {event.generation: event.time_ns for event in log.of(Kind.STATE_READY)}
-    named = {number: _named(steps) for number, steps in commits.items()}
-    first_commit = {number: min(steps) for number, steps in named.items() if steps}
     # a number that was given twice is held against the job (single-writer); here it is one
     last = {event.generation: event for event in log.of(Kind.GENERATION_STARTED)}
     started = [last[number] for number in sorted(last)]
     made: list[Generation] = []
-    for index, event in enumerate(started):
+    for event, following in zip_longest(started, started[1:]):
         number, done = event.generation, ready.get(event.generation)
-        implied = first_commit[number] - 1 if number in first_commit else None
-        # commits at or below ``finish`` end an earlier generation's step and are not own steps
-        if implied is not None:
-            implied = max(implied, int(event.data.get("finish", 0)))
-        following = started[index + 1].time_ns if index + 1 < len(started) else None
-        one = Generation(
-            number=number,
-            members=tuple(event.data["members"]),
-            shards=event.data.get("shards", 1),
-            cause=event.data["cause"],
-            state=event.data["state"],
-            started_ns=event.time_ns,
-            ready_ns=done.time_ns if done else None,
-            resume_step=done.data["resume_step"] if done else implied,
-            checkpoint=done.data["checkpoint"] if done else None,
-            grouped_ns=grouped.get(number),
-            stated_ns=stated.get(number),
-            fenced_ns=following,
+        resume = done.data["resume_step"] if done else None
+        if done is None and number in commits:
+            # commits at or below ``finish`` end an earlier generation's step and are not own steps
+            resume = max(min(commits[number]) - 1, int(event.data.get("finish", 0)))
+        made.append(
+            Generation(
+                number=number,
+                members=tuple(event.data["members"]),
+                shards=event.data.get("shards", 1),
+                cause=event.data["cause"],
+                state=event.data["state"],
+                started_ns=event.time_ns,
+                ready_ns=done.time_ns if done else None,
+                resume_step=resume,
+                checkpoint=done.data["checkpoint"] if done else None,
+                grouped_ns=grouped.get(number),
+                stated_ns=stated.get(number),
+                fenced_ns=following.time_ns if following else None,
+            )
         )
-        made.append(one)
     return tuple(made)
-
-
-def _named(steps: Mapping[int, Iterable[Event]]) -> list[int]:
-    """The steps of which there are events; 0 only if they name it."""
-    return [step for step in steps if step or any(event.step == 0 for event in steps[0])]
-
-
-def _batches(log: Log) -> _BySteps:
-    found: _BySteps = defaultdict(lambda: defaultdict(list))
-    for event in log.of(Kind.BATCH_TAKEN):
-        found[event.generation][event.step or 0].append(event)
-    return found
 
 
 def _step_runs(
     log: Log, commits: _BySteps, generations: tuple[Generation, ...]
 ) -> tuple[StepRun, ...]:
-    taken = _batches(log)
+    taken: _BySteps = defaultdict(lambda: defaultdict(list))
+    for event in log.of(Kind.BATCH_TAKEN):
+        taken[event.generation][event.step or 0].append(event)
     worked = [g for g in generations if g.resume_step is not None]
     resumed = {g.number: g.resume_step or 0 for g in worked}
     made = [(number, step) for number, steps in commits.items() for step in steps]
     surviving = owners(worked, [key for key in made if key[1] > resumed.get(key[0], 0)])
     runs: list[StepRun] = []
-    for position, generation in enumerate(worked):
+    for generation, following in zip_longest(worked, worked[1:]):
         number, members = generation.number, frozenset(generation.members)
-        steps = sorted(step for step in commits[number] if step > resumed[number])
-        following = worked[position + 1] if position + 1 < len(worked) else None
         cursor = generation.stated_ns or generation.ready_ns or generation.started_ns
-        for step in steps:
+        for step in sorted(step for step in commits[number] if step > resumed[number]):
             done = Lines(sorted(commits[number][step], key=lambda e: e.data["rank"]), COMMITS)
             end = max(done.times)
-            committed = _job_commit(members, following, step, done.actors, end)
-            run = StepRun(
-                generation=number,
-                step=step,
-                start_ns=min(cursor, end),
-                end_ns=end,
-                committed_ns=committed,
-                world=generation.world,
-                done=done,
-                taken=Lines(taken[number][step], BATCHES),
-                survives=surviving.get(step) == number and committed is not None,
+            committed = end if members.issubset(done.actors) else _kept_at(following, step)
+            runs.append(
+                StepRun(
+                    generation=number,
+                    step=step,
+                    start_ns=min(cursor, end),
+                    end_ns=end,
+                    committed_ns=committed,
+                    world=generation.world,
+                    done=done,
+                    taken=Lines(taken[number][step], BATCHES),
+                    survives=surviving.get(step) == number and committed is not None,
+                )
             )
-            runs.append(run)
             cursor = max(cursor, end)
     return tuple(runs)
 
 
-def _job_commit(
-    members: frozenset[str],
-    following: Generation | None,
-    step: int,
-    actors: Iterable[str],
-    end_ns: int,
-) -> int | None:
-    """When the job committed a step that these committed, the last of them at ``end_ns``."""
-    if members.issubset(actors):
-        return end_ns
-    if following is not None and (following.resume_step or 0) >= step:
-        return following.ready_ns or following.started_ns
-    return None
+def _kept_at(following: Generation | None, step: int) -> int | None:
+    """When a step that some members did not commit was kept by the next generation."""
+    if following is None or (following.resume_step or 0) < step:
+        return None
+    return following.ready_ns or following.started_ns

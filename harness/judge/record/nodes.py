@@ -9,7 +9,7 @@ order, all of which except their part was seen to be taken.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind, Log
@@ -28,20 +28,28 @@ def nodes_of(log: Log) -> list[NodeResult]:
     joined = {event.data["node"]: event.data for event in log.of(Kind.NODE_JOINED)}
     if not joined and len(set(home.values())) < 2:
         return []
-    return [
-        NodeResult(
-            node=node,
-            host=str(joined[node]["host"] if node in joined else _own_host(log)),
-            address=str(joined[node]["address"]) if node in joined else "",
-            devices=[str(device) for device in joined[node]["devices"]] if node in joined else [],
-            processes=[name for name, its in home.items() if its == node],
-            lost=_lost(log, node),
-            clock_bound_s=max(
-                (s for name, s in bounds.items() if home.get(name) == node), default=0.0
-            ),
+    started, own = log.first(Kind.RUN_STARTED), next(iter(log.by(ORCHESTRATOR)), None)
+    zero, here = started.time_ns if started else 0, own.data.get("host", "") if own else ""
+    lost: dict[int, list[str]] = defaultdict(list)
+    for event in log.of(Kind.NODE_LOST):
+        after_s = (event.time_ns - zero) / NS
+        lost[event.data["node"]].append(f"after {after_s:.2f} s: {event.data['why']}")
+    rows = []
+    for node in sorted({*joined, *home.values()}):
+        about = joined.get(node, {"host": here, "address": "", "devices": []})
+        names = [name for name, its in home.items() if its == node]
+        rows.append(
+            NodeResult(
+                node=node,
+                host=str(about["host"]),
+                address=str(about["address"]),
+                devices=[str(device) for device in about["devices"]],
+                processes=names,
+                lost=lost[node],
+                clock_bound_s=max((bounds.get(name, 0.0) for name in names), default=0.0),
+            )
         )
-        for node in sorted({*joined, *home.values()})
-    ]
+    return rows
 
 
 def homes(log: Log) -> dict[str, int]:
@@ -69,23 +77,6 @@ def hit_before(log: Log, episodes: Iterable[Episode], event: Event, node: int | 
     )
 
 
-def _own_host(log: Log) -> str:
-    own = log.actors[ORCHESTRATOR].events if ORCHESTRATOR in log.actors else ()
-    return next((str(event.data["host"]) for event in own if event.kind is Kind.ACTOR_STARTED), "")
-
-
-def _lost(log: Log, node: int) -> list[str]:
-    """When and why the node was lost, each time."""
-    started = log.first(Kind.RUN_STARTED)
-    zero = started.time_ns if started else 0
-
-    def when(event: Event) -> float:
-        return (event.time_ns - zero) / NS
-
-    losses = (event for event in log.of(Kind.NODE_LOST) if event.data["node"] == node)
-    return [f"after {when(event):.2f} s: {event.data['why']}" for event in losses]
-
-
 def silenced(log: Log) -> frozenset[str]:
     """Processes that ended with a lost node and whose logs have no orderly end."""
     return log.once("silenced", lambda log: _lost_with(log, log.of(Kind.NODE_LOST)))
@@ -105,11 +96,8 @@ def taken_away(log: Log, episodes: Sequence[Episode]) -> list[tuple[Event, froze
         names, failures = _lost_with(log, [loss]), list(log.of(Kind.FAILURE_DETECTED))
         ends = [e for e in failures if e.data["cause"] == "exit" and e.data["process"] in names]
         broken = {event.generation for event in ends}
-        errors = [
-            e
-            for e in failures
-            if e.data["cause"] == "error" and e.data["process"] is None and e.generation in broken
-        ]
+        nameless = (e for e in failures if e.data["cause"] == "error" and not e.data["process"])
+        errors = [event for event in nameless if event.generation in broken]
         found.append((loss, frozenset(e.data["failure"] for e in (*ends, *errors))))
     return found
 
@@ -118,12 +106,11 @@ def _lost_with(log: Log, losses: Iterable[Event]) -> frozenset[str]:
     lost = {(event.data["node"], event.time_ns) for event in losses}
     if not lost:
         return frozenset()
-    home = homes(log)
     ended = {event.data["process"]: event.time_ns for event in log.of(Kind.PROCESS_EXITED)}
     started = {event.data["process"]: event.time_ns for event in log.of(Kind.PROCESS_SPAWNED)}
     return frozenset(
         name
-        for name, node in home.items()
+        for name, node in homes(log).items()
         if any(at == node and started[name] <= when <= ended.get(name, when) for at, when in lost)
         and not (name in log.actors and log.actors[name].ended)
     )
@@ -136,14 +123,8 @@ def witnessed(history: History, run: StepRun, due: Counter[int]) -> Counter[int]
     Empty if every member's share was seen, if another member's share is missing too, or if the
     reduced count is not that of ``due``.
     """
-    generation = history.generation(run.generation)
-    takers = {event.actor for event in run.batches}
-    missing = set(generation.members) - takers if generation else set()
-    taken = Counter(run.samples)
-    if (
-        not missing
-        or taken - due
-        or any(event.data["samples"] != due.total() for event in run.commits)
-    ):
+    generation, taken = history.generation(run.generation), Counter(run.samples)
+    missing = set(generation.members if generation else ()) - set(run.taken.actors)
+    if not missing or taken - due or not run.done.all_say("samples", due.total()):
         return Counter()
     return due - taken if missing <= silenced(history.log) else Counter()

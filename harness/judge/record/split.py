@@ -19,6 +19,15 @@ KEEPING = ("peer", "kept")
 """State sources of a generation whose members go on with what they hold."""
 
 
+def diverged(history: History, step: int | None = None) -> list[Event]:
+    """Failures that named a process for holding a different state than most, at one step or all."""
+    return [
+        failure
+        for failure in history.log.of(Kind.FAILURE_DETECTED)
+        if failure.data["cause"] == "diverged" and step in (None, failure.step)
+    ]
+
+
 def holders(history: History, hit: Iterable[str], since: int, until: int) -> frozenset[str]:
     """Processes whose state in generation ``until`` derives from that of the ``hit`` processes,
     which was changed in generation ``since``.
@@ -30,19 +39,17 @@ def origins(history: History, hit: Iterable[str], since: int, until: int) -> dic
     """Each of the ``holders`` -> the ``hit`` process that its state comes from."""
     held = {name: name for name in hit}
     taken = {(event.generation, event.actor) for event in history.log.of(Kind.STATE_READY)}
-    for event in sorted(
-        history.log.of(Kind.GENERATION_STARTED), key=lambda event: event.generation
-    ):
+    started = history.log.of(Kind.GENERATION_STARTED)
+    for event in sorted(started, key=lambda event: event.generation):
         if not since < event.generation <= until:
             continue
         took = {name for name in event.data["members"] if (event.generation, name) in taken}
         if event.data["state"] not in KEEPING:
             held = {name: root for name, root in held.items() if name not in took}
             continue
-        sources = {
-            name: one for name, one in (event.data.get("sources") or {}).items() if name in took
-        }
-        copies = {name: held[one] for name, one in sources.items() if one in held}
+        given = (event.data.get("sources") or {}).items()
+        sources = {name: source for name, source in given if name in took}
+        copies = {name: held[source] for name, source in sources.items() if source in held}
         held = {name: root for name, root in held.items() if name not in sources} | copies
     return held
 
@@ -78,50 +85,38 @@ def agreed_before(history: History, failure: Event) -> tuple[int, int]:
     were found to differ.
     """
     number, before_ns = failure.generation, failure.time_ns
-    fresh = [
-        one
-        for one in history.worked
-        if one.state not in KEEPING
-        and one.number <= number
-        and (one.ready_ns or one.started_ns) < before_ns
-    ]
-    began = max(fresh, key=lambda one: one.number, default=None)
-    since_ns = (began.ready_ns or began.started_ns) if began is not None else 0
-    found = (began.resume_step or 0, began.number) if began is not None else (0, 0)
+    since_ns, found = 0, (0, 0)
+    for one in sorted(history.worked, key=lambda one: one.number):
+        began_ns = one.ready_ns or one.started_ns
+        if one.state not in KEEPING and one.number <= number and began_ns < before_ns:
+            since_ns, found = began_ns, (one.resume_step or 0, one.number)
     own = history.generation(number)
     joined = own is None or own.ready_ns is None or own.ready_ns > before_ns
-    last = (failure.step or 0) if joined else (failure.step or 0) - 1
+    last = (failure.step or 0) - (not joined)
+    began = found[0]
     for event in history.log.of(Kind.REPLICAS_AGREED):
-        if since_ns <= event.time_ns < before_ns and found[0] <= (event.step or 0) <= last:
-            found = max(found, (event.step or 0, event.generation), key=lambda one: one[0])
+        step = event.step or 0
+        if since_ns <= event.time_ns < before_ns and began <= step <= last and step > found[0]:
+            found = (step, event.generation)
     return found
 
 
 def changed_by(history: History, episodes: Iterable[Episode], failure: Event) -> frozenset[str]:
     """Processes that held a state changed by these episodes at the time of a failure."""
-    mine = [
-        one
+    return frozenset(
+        name
         for one in episodes
         if one.changed_state and one.injected and one.injected.time_ns <= failure.time_ns
-    ]
-    held = (
-        holders(history, one.processes, one.injected.generation, failure.generation)
-        for one in mine
-        if one.injected
+        for name in holders(history, one.processes, one.injected.generation, failure.generation)
     )
-    return frozenset().union(*held)
 
 
-def explained_by_state(
-    history: History, episodes: list[Episode], failures: Iterable[Event]
-) -> dict[int, list[Event]]:
+def explained_by_state(history: History, episodes: list[Episode]) -> dict[int, list[Event]]:
     """Index of an episode -> differences between replicas that its changed state explains: those
     blamed on a holder of the state, and those that follow from how many held a changed state.
     """
     found: dict[int, list[Event]] = {}
-    for failure in failures:
-        if failure.data["cause"] != "diverged":
-            continue
+    for failure in diverged(history):
         generation, named = history.generation(failure.generation), failure.data["process"]
         each = {index: changed_by(history, (one,), failure) for index, one in enumerate(episodes)}
         every = frozenset[str]().union(*each.values())
@@ -140,16 +135,17 @@ def doubts_told(started: Event) -> tuple[Doubt, ...]:
     return tuple((before, step) for before, step in started.data.get("doubts") or ())
 
 
-def left_uncompared(history: History, *, step: int, saved_in: int, until_ns: float) -> bool:
-    """Whether a checkpoint was saved in a time without a supervisor, at the latest before another
-    took over, and the next generation was told by then that nobody had compared it.
+def doubtful(history: History, deleted: Event, step: int, saved_in: int) -> bool:
+    """Whether a checkpoint may hold the state of a replica that was found to differ, or that nobody
+    compared (saved in a time without a supervisor, as the next generation was told), so that it is
+    rightly deleted.
     """
+    until_ns = deleted.time_ns + history.log.clocks.bound_ns(deleted)
+    taken_over = [event.generation for event in history.log.of(Kind.COORDINATOR_ADOPTED)]
     for started in history.log.of(Kind.GENERATION_STARTED):
-        taken_over = any(
-            saved_in <= adopted.generation < started.generation
-            for adopted in history.log.of(Kind.COORDINATOR_ADOPTED)
-        )
         told = in_doubt(doubts_told(started), generation=saved_in, step=step)
-        if told and taken_over and started.time_ns <= until_ns:
+        meanwhile = any(saved_in <= number < started.generation for number in taken_over)
+        if told and meanwhile and started.time_ns <= until_ns:
             return True
-    return False
+    found = (f for f in diverged(history) if f.time_ns <= until_ns and saved_in <= f.generation)
+    return any(step > agreed_before(history, failure)[0] for failure in found)

@@ -1,15 +1,19 @@
-"""Judges each arm of a run by itself."""
+"""Reads the logs of a run, and judges each arm by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainchaos.chaos.events.log import Kind, Log
+from trainchaos.chaos.errors import LogError
+from trainchaos.chaos.events.budget import Budget
+from trainchaos.chaos.events.log import Kind, Log, SenselessLog, read_log
 from trainchaos.chaos.plugins import STRATEGIES, load
 from trainchaos.chaos.scenario.model import Cell, ResolvedRun, Scenario
-from trainchaos.harness.host.rundir import arm_id
+from trainchaos.harness.host.rundir import RunDirectory, arm_id
 from trainchaos.harness.judge.checkers import Evidence, check_all
 from trainchaos.harness.judge.checkers.job.loss import compare
 from trainchaos.harness.judge.evidence.expected import expected_of
@@ -18,6 +22,64 @@ from trainchaos.harness.judge.record.lineage import history_of
 from trainchaos.harness.judge.record.whole import broken
 from trainchaos.harness.judge.results import Finding
 from trainchaos.recovery.policy.strategy import Strategy
+
+
+@contextmanager
+def logs_of(
+    run: RunDirectory, resolved: ResolvedRun
+) -> Iterator[tuple[dict[str, Log], dict[str, str]]]:
+    """(arm -> log, arm -> why its log was not read), for arms that at least started, all read at
+    the expense of one budget, and let go at the end.
+
+    Meanwhile nothing is looked for that refers to itself in a circle: each search looks at all
+    events, and judging makes no such circle but of a log with what is derived from it, which is
+    broken at the end.
+    """
+    searched = gc.isenabled()
+    gc.disable()
+    logs: dict[str, Log] = {}
+    try:
+        logs, unread = _read(run, resolved)
+        yield logs, unread
+    finally:
+        for log in logs.values():
+            log.forget()
+        logs.clear()
+        if searched:
+            gc.enable()
+
+
+def unplanned(run: RunDirectory, resolved: ResolvedRun) -> list[str]:
+    """Arms that left events, and that the scenario does not plan."""
+    planned = {name for cell in resolved.cells for name, _, _ in planned_arms(cell)}
+    with suppress(OSError):
+        return [name for name in run.arms() if name not in planned]
+    return []
+
+
+def _read(run: RunDirectory, resolved: ResolvedRun) -> tuple[dict[str, Log], dict[str, str]]:
+    """(arm -> log, arm -> why its log was not read), for arms that at least started. All logs share
+    one read budget.
+    """
+    budget = Budget()
+    logs, unread = {}, {}
+    for cell in resolved.cells:
+        for name, _, _ in planned_arms(cell):
+            try:
+                log = read_log(run.events(name), budget)
+            except SenselessLog as error:
+                unread[name] = error.message
+                continue
+            except LogError:
+                continue
+            if log.unread:
+                unread[name] = log.unread
+            elif log.first(Kind.RUN_STARTED) is not None:
+                logs[name] = log
+            elif lost := broken(log):
+                unread[name] = f"the record is not whole: {next(iter(lost.values()))}"
+    return logs, unread
+
 
 MOST_SAID = 500
 ARMS: tuple[Literal["faulted"], Literal["control"]] = ("faulted", "control")
@@ -64,20 +126,32 @@ def judge_arms(
     """
     exact = {name: kind.exact for name, kind in load(STRATEGIES, Strategy).items()}
     arms: list[JudgedArm] = []
-    senseless = _senseless(resolved, logs)  # includes control arms, which others are compared with
+    senseless: dict[str, str] = {}
+    for cell in resolved.cells:  # control arms too, which others are compared with
+        for name in (name for name, *_ in planned_arms(cell) if name in logs):
+            try:
+                if absurd := absurdity(logs[name], cell.scenario):
+                    raise ValueError(absurd)
+                history_of(logs[name])
+            except Exception as error:
+                senseless[name] = _no_sense(error, logs[name])
     logs = {name: log for name, log in logs.items() if name not in senseless}
     for cell in resolved.cells:
-        controls = _controls(resolved, cell, logs)
+        alike = [one for one in resolved.cells if one.scenario.workload == cell.scenario.workload]
+        planned = [name for one in alike for name, _, arm in planned_arms(one) if arm == "control"]
+        controls = tuple(logs[n] for n in planned if n in logs and not broken(logs[n]))
         for name, repeat, arm in planned_arms(cell):
             if name not in logs:
                 continue
             control = logs.get(arm_id(cell.id, repeat, "control")) if arm == "faulted" else None
+            if control and (broken(control) or not history_of(control).committed_step):
+                control = None  # it committed nothing to compare with
             try:
                 evidence = Evidence(
                     arm=arm,
                     cell=cell,
                     log=logs[name],
-                    control=_usable(control),
+                    control=control,
                     controls=controls,
                     exact=exact,
                     source=resolved.source,
@@ -102,48 +176,18 @@ def judge_arms(
     return arms, senseless
 
 
-def _senseless(resolved: ResolvedRun, logs: Mapping[str, Log]) -> dict[str, str]:
-    found = {}
-    for cell in resolved.cells:
-        for name in (name for name, *_ in planned_arms(cell) if name in logs):
-            try:
-                if absurd := absurdity(logs[name], cell.scenario):
-                    raise ValueError(absurd)
-                history_of(logs[name])
-            except Exception as error:
-                found[name] = _no_sense(error, logs[name])
-    return found
-
-
 def _no_sense(error: Exception, log: Log) -> str:
     for why in broken(log).values():
         return f"the record is not whole: {why}"
     return f"what it holds makes no sense: {type(error).__name__}: {error}"[:MOST_SAID]
 
 
-def _usable(control: Log | None) -> Log | None:
-    """The control, or None if its record is not whole or it committed nothing to compare with."""
-    if control is None or broken(control) or not history_of(control).committed_step:
-        return None
-    return control
-
-
-def _controls(resolved: ResolvedRun, cell: Cell, logs: Mapping[str, Log]) -> tuple[Log, ...]:
-    """Control arms of every cell with the same workload."""
-    alike = [other for other in resolved.cells if other.scenario.workload == cell.scenario.workload]
-    names = [name for other in alike for name, _, arm in planned_arms(other) if arm == "control"]
-    return tuple(logs[name] for name in names if name in logs and not broken(logs[name]))
-
-
 def _exactness(evidence: Evidence) -> str:
     """How the arm's result compares with its control's. A job that did not finish has no result,
     and a command does not show its own.
     """
-    if (
-        broken(evidence.log)
-        or evidence.history.outcome != "completed"
-        or evidence.history.info.observed
-    ):
+    history = evidence.history
+    if broken(evidence.log) or history.outcome != "completed" or history.info.observed:
         return "not compared"
     try:
         return compare(evidence)[0]

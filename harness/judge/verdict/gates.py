@@ -17,10 +17,18 @@ from trainchaos.chaos.scenario.sla import Clause, evaluate, parse_clause, sample
 from trainchaos.chaos.stats import median_ci95
 from trainchaos.chaos.units import counted, interval, with_unit
 from trainchaos.harness.judge.figures import Metric
-from trainchaos.harness.judge.in_steps import InSteps, beside, error_in_steps, in_steps
 from trainchaos.harness.judge.measure.pressure import TOO_BUSY
 from trainchaos.harness.judge.measure.samples import per_arm
-from trainchaos.harness.judge.results import CellResult, Finding, SlaResult, Verdict, merge
+from trainchaos.harness.judge.results import (
+    CellResult,
+    Finding,
+    SlaResult,
+    Verdict,
+    beside,
+    error_in_steps,
+    in_steps,
+    merge,
+)
 
 RunVerdict = Literal[
     "pass", "fail", "inconclusive", "skipped", "interrupted", "halted", "broken", "unsafe"
@@ -73,16 +81,9 @@ def judge_slas(
     seconds of a step of its control arm, if it has one.
     """
     return [
-        judge_sla(
-            cell.id,
-            name,
-            check,
-            metrics[name],
-            line,
-            missing or absent.get(name, ""),
-            steps=steps,
-        )
+        judge_sla(cell.id, name, check, metrics[name], line, why, steps=steps)
         for name, checks in cell.scenario.sla.items()
+        for why in [missing or absent.get(name, "")]
         for check, line in zip_longest(checks, lines.get(name, ())[: len(checks)])
         if check.covers(cell.scenario.faults)
     ]
@@ -109,26 +110,28 @@ def judge_sla(
     """
     clause = parse_clause(check.check, metric.unit)
     values, arms, bound = metric.values, metric.arms, metric.clock_bound
-    observed: float | None = None
     observed_s: float | None = None
     step_s: list[float | None] = []
     if clause.in_steps and values:
         observed_s = evaluate(clause, values)[1]
-        paced = in_steps(values, arms, steps)
-        if paced.uncounted and math.isfinite(observed_s):
-            missing, observed_s = _no_step(paced), None
-            paced = InSteps(values=[], arms=[], step_s=[], uncounted=[])
-        values, arms, step_s = paced.values, paced.arms, paced.step_s
+        values, arms, step_s, uncounted = in_steps(values, arms, steps)
+        if uncounted and math.isfinite(observed_s):
+            names = ", ".join(str(arm) for arm in sorted(set(uncounted)))
+            missing = (
+                f"its unit is a step of the control arm, and that of repeat {names} shows none: run"
+                " it again, or bound seconds"
+            )
+            observed_s, values, arms, step_s = None, [], [], []
         bound = error_in_steps(bound, step_s)
-    if values:
-        observed = evaluate(clause, values)[1]
+    observed = evaluate(clause, values)[1] if values else None
+    if observed is None:
+        verdict: Verdict = "inconclusive"
+        detail = f"no value: {missing or 'nothing in the log to measure it by'}"
+    else:
         count = counted(len(values), metric.of)
         seen = _observed(observed, clause.unit, metric.better, values, arms)
         said = f"observed {seen}{beside(observed_s, step_s, metric.better)}, n={count}"
         verdict, detail = _weighed(clause, values, said, bound, count)
-    else:
-        verdict = "inconclusive"
-        detail = f"no value: {missing or 'nothing in the log to measure it by'}"
     return SlaResult(
         cell=cell,
         metric=name,
@@ -148,19 +151,12 @@ def judge_sla(
     )
 
 
-def _no_step(paced: InSteps) -> str:
-    """Why times are not counted in steps, and what to do."""
-    names = ", ".join(str(arm) for arm in sorted(set(paced.uncounted)))
-    return (
-        f"its unit is a step of the control arm, and that of repeat {names} shows none: run it"
-        " again, or bound seconds"
-    )
-
-
 def _weighed(
     clause: Clause, values: Sequence[float], said: str, bound: float, count: str
 ) -> tuple[Verdict, str]:
-    """Verdict and reason for a clause that has values. ``said``: what was observed."""
+    """Verdict and reason for a clause that has values. ``said``: what was observed; ``bound``: the
+    error of the values, which moves an aggregate no further.
+    """
     holds, observed = evaluate(clause, values)
     need = samples_needed(clause.aggregate)
     if not math.isfinite(observed):
@@ -168,21 +164,12 @@ def _weighed(
         return "fail", f"{said} ({never} of {len(values)} never recovered)"
     if len(values) < need:
         return "inconclusive", f"{clause.aggregate} needs {need} values, there are {count}"
-    if bound and _within(clause, values, bound):
+    moved = {evaluate(clause, [value + by for value in values])[0] for by in (-bound, bound)}
+    if bound and moved != {holds}:
         blur = quantity(bound, clause.unit)
-        return (
-            "inconclusive",
-            f"{said}, but clocks of several machines blur it by {blur}, so it is undecided",
-        )
+        why = f"{said}, but clocks of several machines blur it by {blur}, so it is undecided"
+        return "inconclusive", why
     return ("pass" if holds else "fail"), said
-
-
-def _within(clause: Clause, values: Sequence[float], bound: float) -> bool:
-    """Whether an error of up to ``bound`` in the values could reverse the clause; an aggregate
-    moves no further than its values do.
-    """
-    answers = {evaluate(clause, [value + by for value in values])[0] for by in (-bound, 0.0, bound)}
-    return len(answers) > 1
 
 
 def quantity(value: float | None, unit: str, better: str = "neither") -> str:
@@ -218,52 +205,39 @@ def judge_cell(
     """
     hard = [sla for sla in slas if sla.severity == "fail"]
     verdicts = [sla.verdict for sla in hard] + [finding.verdict for finding in invariants.values()]
-    if ran < planned:
-        verdicts.append("inconclusive")
-    verdict = merge(verdicts)
+    lacking = ran < planned
+    verdict = merge([*verdicts, "inconclusive"] if lacking else verdicts)
     if verdict == "pass" and untried:
         return "inconclusive", untried
-    if not hard and not invariants and ran == planned:
+    if not verdicts and not lacking:
         return "inconclusive", "nothing was checked: no invariant, and no SLA that may fail"
     if verdict == "pass":
         return verdict, f"{len(hard)} SLAs, {len(invariants)} invariants"
-    unseen = invariants.get("progress")
-    if unseen is not None and unseen.verdict == verdict:
+    # causes before consequences: a fault that never fired or a torn log leaves others open as well
+    named = sorted(invariants.items(), key=lambda item: item[0] not in ROOTS)
+    deciding = [(name, found.witness) for name, found in named if found.verdict == verdict]
+    if "progress" in dict(deciding):
         # no step of the command was seen: everything else follows from that
-        return verdict, unseen.witness
-    if (crowded := _too_busy(invariants)) and verdict == "inconclusive" and ran == planned:
+        return verdict, dict(deciding)["progress"]
+    if verdict == "inconclusive" and not lacking and (crowded := _too_busy(deciding)):
         return verdict, crowded
     for sla in hard:
         if sla.verdict == verdict:
             return verdict, sla_line(sla, source)
-    named = _root_first(invariants)
-    for name, finding in named:
-        if finding.verdict == verdict and not (verdict == "inconclusive" and ran < planned):
-            return verdict, f"{name}: {finding.witness}"
+    if deciding and not (verdict == "inconclusive" and lacking):
+        return verdict, ": ".join(deciding[0])
     return verdict, unread or f"{ran} of {planned} arms ran: {cell} cannot be judged; run it again"
 
 
-def _too_busy(invariants: Mapping[str, Finding]) -> str:
-    """Reason that names a finding which a quieter machine would decide; "" if there is none, or if
-    the root cause lies elsewhere.
+def _too_busy(deciding: Sequence[tuple[str, str]]) -> str:
+    """Reason that names an open finding which a quieter machine would decide; "" if there is none,
+    or if the root cause lies elsewhere.
     """
-    open_ones = [
-        (name, found) for name, found in _root_first(invariants) if found.verdict == "inconclusive"
-    ]
-    if any(name in ROOTS for name, _ in open_ones):
-        return ""
-    for name, found in open_ones:
-        where, said, why = found.witness.partition(TOO_BUSY)
-        if said:
+    for name, witness in deciding:
+        where, said, why = witness.partition(TOO_BUSY)
+        if said and not any(root in ROOTS for root, _ in deciding):
             return f"{TOO_BUSY}{name}: {where}{why}"
     return ""
-
-
-def _root_first(invariants: Mapping[str, Finding]) -> list[tuple[str, Finding]]:
-    """Findings with causes before consequences: a fault that never fired or a torn log makes other
-    checkers inconclusive as well.
-    """
-    return sorted(invariants.items(), key=lambda item: item[0] not in ROOTS)
 
 
 def sla_line(sla: SlaResult, source: str) -> str:
@@ -318,18 +292,17 @@ def _of_worst(rows: Sequence[CellResult], *, alone: bool) -> str:
     """Reason of the one of ``rows``, cells of the same verdict, that says most. It begins with
     ``TOO_BUSY`` if a quieter machine would decide all of them.
     """
-    # a command that cannot be observed in one cell is not played in others: that one says why
-    telling = [cell for cell in rows if _unobserved(cell)]
-    telling += [cell for cell in rows if not cell.reason.startswith(TOO_BUSY)]
-    worst = next(iter(telling), rows[0])
+
+    def tells_less(cell: CellResult) -> tuple[bool, bool]:
+        # a command that cannot be observed in one cell is not played in others: that one says why
+        seen = cell.invariants.get("progress")
+        observed = seen is None or seen.verdict != cell.verdict
+        return observed, cell.reason.startswith(TOO_BUSY)
+
+    worst = min(rows, key=tells_less)
     busy = TOO_BUSY if worst.reason.startswith(TOO_BUSY) else ""
     name = "" if alone else f"{worst.id}: "
     return busy + name + worst.reason.removeprefix(busy)
-
-
-def _unobserved(cell: CellResult) -> bool:
-    found = cell.invariants.get("progress")
-    return found is not None and found.verdict == cell.verdict
 
 
 def _gate(verdict: RunVerdict, reason: str) -> Gate:

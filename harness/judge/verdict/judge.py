@@ -20,10 +20,10 @@ from trainchaos.chaos.plugins import FAULTS, LAUNCHERS, load
 from trainchaos.chaos.scenario.model import Cell, ResolvedRun
 from trainchaos.harness.host import seal
 from trainchaos.harness.host.rundir import RunDirectory, read_resolved, read_system
+from trainchaos.harness.judge.checkers.faults.due import arrivals_of
 from trainchaos.harness.judge.checkers.job import observed
-from trainchaos.harness.judge.checkers.record.records import left_in, unhealed
-from trainchaos.harness.judge.evidence.absent import refuse_unknown_launcher, refuse_wrong_params
-from trainchaos.harness.judge.evidence.arrivals import arrivals_of
+from trainchaos.harness.judge.checkers.job.leftovers import left_in, unhealed
+from trainchaos.harness.judge.evidence.expected import refuse_unknown_launcher, refuse_wrong_params
 from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.flops import mfu, work_of
@@ -46,10 +46,18 @@ from trainchaos.harness.judge.results import (
     merge,
 )
 from trainchaos.harness.judge.verdict import gates
-from trainchaos.harness.judge.verdict.arms import JudgedArm, judge_arms, planned_arms
-from trainchaos.harness.judge.verdict.logs import logs_of, unplanned
+from trainchaos.harness.judge.verdict.arms import (
+    JudgedArm,
+    judge_arms,
+    logs_of,
+    planned_arms,
+    unplanned,
+)
 from trainchaos.harness.launch.launcher import Launcher
 from trainchaos.harness.undo.ledger import read_open
+
+EXACT = ("differs", "not compared", "within the control band", "bit for bit")
+"""How an arm's result may compare with its control's, the worst first."""
 
 
 def judge(run: RunDirectory, *, unsealed: bool = False, root: str = "") -> Results:
@@ -73,14 +81,9 @@ def judge(run: RunDirectory, *, unsealed: bool = False, root: str = "") -> Resul
     results = results.model_copy(update={"seal": sealed, "unsealed": broken and unsealed})
     if not results.refused:
         return results
-    said = f"the record is not whole: {sealed.reason}; --unsealed judges it all the same"
-    return results.model_copy(
-        update={
-            "verdict": "inconclusive",
-            "exit_code": gates.EXIT_CODES["inconclusive"],
-            "reason": said,
-        }
-    )
+    why = f"the record is not whole: {sealed.reason}; --unsealed judges it all the same"
+    open_ = {"verdict": "inconclusive", "exit_code": gates.EXIT_CODES["inconclusive"]}
+    return results.model_copy(update={**open_, "reason": why})
 
 
 def judge_whole(run: RunDirectory) -> Results:
@@ -152,11 +155,9 @@ def write_results(run: RunDirectory, results: Results) -> None:
     """Write ``results.json``, whole or not at all. Raises InfrastructureError when the disk
     refuses.
     """
+    text = json.dumps(results.model_dump(mode="json"), indent=1, allow_nan=False)
     try:
-        write_whole(
-            run.results,
-            json.dumps(results.model_dump(mode="json"), indent=1, allow_nan=False) + "\n",
-        )
+        write_whole(run.results, text + "\n")
     except OSError as error:
         raise InfrastructureError(
             f"cannot write {run.results}: {error.strerror}", hint="free disk space"
@@ -193,9 +194,17 @@ def _judge_cell(
     planned = [name for name, *_ in planned_arms(cell)]
     gone = next((f"{name}: {unread[name]}" for name in planned if name in unread), "")
     few = gone or f"{len(mine)} of {len(planned)} arms ran"
-    missing = _why_no_value(faulted, invariants) if faulted else few
     slas = gates.judge_slas(
-        cell, metrics, resolved.sla_lines, missing, why_absent(struck), _steps(whole)
+        cell,
+        metrics,
+        resolved.sla_lines,
+        _why_no_value(faulted, invariants) if faulted else few,
+        why_absent(struck),
+        {  # repeat -> seconds of a step of its control arm, of those that have one
+            arm.repeat: arm.measures.ideal.step_s
+            for arm in whole
+            if arm.evidence.control and arm.measures.ideal and arm.measures.ideal.step_s > 0
+        },
     )
     verdict, reason = gates.judge_cell(
         cell.id,
@@ -217,7 +226,7 @@ def _judge_cell(
         reason=reason,
         metrics=metrics,
         invariants=invariants,
-        exactness=_worst_exactness([arm.exactness for arm in faulted]),
+        exactness=min((a.exactness for a in faulted), key=EXACT.index, default="not compared"),
         reliability=_reliability([arm for arm in mine if not arm.lost]),
         absent={"mfu": work} if isinstance(work, str) else {},
         unjudged=left_out,
@@ -240,17 +249,6 @@ def _metrics(
             chances(name, struck, cell.scenario.repeat, tried),
         )
         for name in METRICS
-    }
-
-
-def _steps(arms: Sequence[JudgedArm]) -> dict[int, float]:
-    """Repeat -> seconds of a step of its control arm, of those that have one
-    (``harness.judge.in_steps``).
-    """
-    return {
-        arm.repeat: arm.measures.ideal.step_s
-        for arm in arms
-        if arm.evidence.control and arm.measures.ideal and arm.measures.ideal.step_s > 0
     }
 
 
@@ -296,15 +294,9 @@ def _merge_findings(arms: list[JudgedArm]) -> dict[str, Finding]:
         found = [(arm, arm.findings[name]) for arm in arms if name in arm.findings]
         verdict = merge([finding.verdict for _, finding in found])
         arm, finding = next((a, f) for a, f in found if f.verdict == verdict)
-        merged[name] = Finding(
-            verdict=verdict, witness=f"r{arm.repeat}.{arm.arm}: {finding.witness}"
-        )
+        witness = f"r{arm.repeat}.{arm.arm}: {finding.witness}"
+        merged[name] = Finding(verdict=verdict, witness=witness)
     return merged
-
-
-def _worst_exactness(found: list[str]) -> str:
-    order = ("differs", "not compared", "within the control band", "bit for bit")
-    return min(found, key=order.index, default="not compared")
 
 
 def _arm_result(arm: JudgedArm) -> ArmResult:
@@ -338,11 +330,9 @@ def _arm_result(arm: JudgedArm) -> ArmResult:
 
 
 def _end_reason(history: History) -> str:
-    return (
-        str(history.finished.data["reason"])
-        if history.finished
-        else "the log has no end: the harness was killed"
-    )
+    if history.finished is None:
+        return "the log has no end: the harness was killed"
+    return str(history.finished.data["reason"])
 
 
 def _unsafe(arms: list[JudgedArm]) -> list[str]:

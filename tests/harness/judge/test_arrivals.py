@@ -10,7 +10,7 @@ import pytest
 from tests.support.pages.sample_results import build
 from tests.support.search.simulate import cell_of, play
 from trainchaos.chaos.events.log import read_log
-from trainchaos.harness.judge.evidence.arrivals import arrivals_of
+from trainchaos.harness.judge.checkers.faults.due import arrivals_of
 from trainchaos.harness.judge.measure.measure import measure
 from trainchaos.harness.judge.results import Arrivals
 from trainchaos.reports import markdown

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainchaos.chaos.errors import NewerVersion
-from trainchaos.harness.judge.verdict import logs
+from trainchaos.harness.judge.verdict import arms as logs
 
 
 def test_logs_that_cannot_be_read_leave_the_collector_on(monkeypatch: pytest.MonkeyPatch) -> None:

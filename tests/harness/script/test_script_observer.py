@@ -12,8 +12,8 @@ import pytest
 from tests.support import arms
 from trainchaos.chaos.events.log import ORCHESTRATOR, ActorLog, Event, Kind, Log, make_log
 from trainchaos.harness.judge.checkers import Evidence
+from trainchaos.harness.judge.checkers.job.liveness import liveness
 from trainchaos.harness.judge.checkers.job.observed import progress
-from trainchaos.harness.judge.checkers.job.world import liveness
 from trainchaos.harness.judge.measure.incidents import recovery_of
 from trainchaos.harness.judge.measure.measure import measure
 from trainchaos.harness.judge.record.lineage import history_of

@@ -16,7 +16,7 @@ from trainchaos.chaos.scenario.model import InvariantExclusion
 from trainchaos.harness.judge.checkers import Evidence, check_all
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.measure import measure
-from trainchaos.harness.judge.record.strength import strength_of
+from trainchaos.harness.judge.record.commands import strength_of
 from trainchaos.harness.judge.results import Finding
 
 ASKED = ["fault-landed", "detection", "full-strength"]

@@ -13,9 +13,9 @@ from tests.harness.script.test_script_observer import Job, S, begun
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.measure import measure
+from trainchaos.harness.judge.record.commands import RATED
 from trainchaos.harness.judge.record.lineage import history_of
 from trainchaos.harness.judge.record.observed import observed_history
-from trainchaos.harness.judge.record.sustained import RATED
 
 
 @pytest.fixture

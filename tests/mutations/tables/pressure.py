@@ -63,6 +63,5 @@ MADE_UP = steady(0.1, 0.8)
 MUTATIONS = [
     _mutation("its machine was as busy for both arms", _says()),
     _mutation("the readings are removed", drop(Kind.PRESSURE_READ), load=MADE_UP),
-    _mutation("the readings make no sense", _says(ranks="all of them"), load=MADE_UP),
     _mutation("a machine that became too busy is made up without a flaw", _says(), OPEN, MADE_UP),
 ]

@@ -13,6 +13,7 @@ from tests.mutations.tape import (
     Mutation,
     Row,
     Tape,
+    all_of,
     drop,
     each,
     edit,
@@ -155,6 +156,27 @@ def _put(**values: Any) -> Callable[[dict[str, Any]], None]:
 
 
 MUTATIONS = [
+    Mutation(
+        "a step that is done again later was left out",
+        "checkpoint-restart",
+        all_of(drop(COMMIT, generation=1, step=18), drop(Kind.BATCH_TAKEN, generation=1, step=18)),
+        step_arithmetic=FAIL,
+    ),
+    Mutation(
+        "a save that is due is never begun",
+        "drop-replica",
+        all_of(drop(Kind.CHECKPOINT_SAVING, step=8), drop(Kind.CHECKPOINT_COMMITTED, step=8)),
+        checkpoint_integrity=FAIL,
+    ),
+    Mutation(
+        "a save in memory that is due is never begun",
+        "memory",
+        all_of(
+            drop(Kind.CHECKPOINT_SAVING, step=5, place="memory"),
+            drop(Kind.CHECKPOINT_COMMITTED, step=5, place="memory"),
+        ),
+        checkpoint_integrity=FAIL,
+    ),
     Mutation(
         "a step trains on the samples of another",
         "drop-replica",

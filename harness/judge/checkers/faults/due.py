@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.chaos.scenario.fault import PHASES, FaultSpec
-from trainchaos.harness.judge.evidence.arrivals import arrives
+from trainchaos.chaos.scenario.fault import PHASES, FaultSpec, TraceSpec
 from trainchaos.harness.judge.evidence.evidence import Evidence
 from trainchaos.harness.judge.record.episode import Episode
-from trainchaos.harness.judge.record.history import NS
+from trainchaos.harness.judge.record.history import NS, History
+from trainchaos.harness.judge.results import Arrivals
 
 SAVE = PHASES.index("checkpoint")
 RUN_ENDED = "the run ended"
@@ -23,22 +24,59 @@ EARLY_NS = 100_000_000
 """How much earlier than by the log an arrival may be due: training begins between two lines."""
 
 
+def arrives(fault: FaultSpec) -> bool:
+    """Whether it comes at times that are drawn or traced."""
+    traced = isinstance(fault.at.trace, TraceSpec) and bool(fault.at.trace.times)
+    return fault.at.mtbf is not None or fault.at.weibull is not None or traced
+
+
+def arrivals_of(
+    history: History, episodes: Sequence[Episode], faults: Sequence[FaultSpec]
+) -> dict[str, Arrivals]:
+    """Fault -> its arrivals (``mtbf``, ``weibull``, a trace of times). Due: planned until the arm
+    ended, or until its last step where the job completed, as nothing is injected after that. Fired:
+    each act once, whatever it hit.
+    """
+    ended = history.end_ns
+    if history.outcome == "completed":
+        ended = max((run.end_ns for run in history.runs), default=ended)
+    planned = {e.data["fault"]: e.data["at"] or {} for e in history.log.of(Kind.FAULT_PLANNED)}
+    found = {}
+    for fault in filter(arrives, faults):
+        times = planned.get(fault.id, {}).get("times_s") or []
+        acts = {
+            one.injected.data.get("act", one.occurrence)
+            for one in episodes
+            if one.fault == fault.id and one.injected is not None
+        }
+        due = sum(history.began_ns + time_s * NS <= ended for time_s in times)
+        fired = min(len(acts), len(times))  # one may be done again, where it is triggered anew
+        if times:
+            found[fault.id] = Arrivals(fired=fired, due=max(due, fired))
+    return found
+
+
 def shortfall(evidence: Evidence, fault: FaultSpec, fired: int) -> str | None:
     """What is missing when a fault fired ``fired`` times; None if it fired as often as planned.
 
-    Arrivals (``mtbf``, ``weibull``, a trace of times) are due only while the arm trained; each that
-    was due fired, or the injector says why it did not. One that the blast radius refused is not
-    missing if another one fired.
+    Arrivals are due only while the arm trained; each that was due fired, or the injector says why
+    it did not. One that the blast radius refused is not missing if another one fired.
     """
     at = _planned_at(evidence, fault)
-    refused = _refusals(evidence, fault.id)
+    acted, failed = (
+        {e.data["occurrence"]: e for e in evidence.log.of(kind) if e.data["fault"] == fault.id}
+        for kind in (Kind.FAULT_INJECTED, Kind.FAULT_FAILED)
+    )
+    refused = [event for occurrence, event in failed.items() if occurrence not in acted]
     if arrives(fault):
         return _arrivals(evidence, fault, at.get("times_s") or [], fired, refused)
     if refused:
         return f"{fault.id}: {refused[0].data['reason']}"
-    if fired >= _times(fault, at):
-        return None
-    return _never_fired(evidence, fault, at, fired)
+    times = max(1, len(fault.at.all_steps()))
+    if "points" in at:
+        by_event = at.get("event") is not None and not at.get("declined")
+        times = len(at["points"]) + len(at.get("times_s") or ()) + by_event
+    return None if fired >= times else _never_fired(evidence, fault, at, fired)
 
 
 def excused(evidence: Evidence, episode: Episode) -> bool:
@@ -48,29 +86,21 @@ def excused(evidence: Evidence, episode: Episode) -> bool:
     fault = evidence.fault(episode.fault)
     if fault is None or episode.failed is None or not arrives(fault):
         return False
-    others = (e for e in evidence.measures.episodes if e.fault == episode.fault)
-    return str(episode.failed.data["reason"]).startswith(RUN_ENDED) and any(
-        e.landed for e in others
-    )
+    landed = any(e.landed for e in evidence.measures.episodes if e.fault == episode.fault)
+    return landed and str(episode.failed.data["reason"]).startswith(RUN_ENDED)
 
 
 def all_declined(evidence: Evidence) -> bool:
     """Whether the probabilities of all faults ruled out every occurrence."""
     faults = evidence.cell.scenario.faults
-    plans = [_planned_at(evidence, fault) for fault in faults]
+    plans = [(fault, _planned_at(evidence, fault)) for fault in faults]
     return all(
-        at.get("declined") and not at.get("times_s") and not at.get("points") and not _later(fault)
-        for fault, at in zip(faults, plans, strict=True)
+        at.get("declined")
+        and not at.get("times_s")
+        and not at.get("points")
+        and (fault.at.event is None or fault.retrigger == "once")  # else it may fire at a later one
+        for fault, at in plans
     )
-
-
-def _refusals(evidence: Evidence, fault: str) -> list[Event]:
-    """Occurrences that were due but not injected, each with the injector's reason."""
-    acted, refused = (
-        {e.data["occurrence"]: e for e in evidence.log.of(kind) if e.data["fault"] == fault}
-        for kind in (Kind.FAULT_INJECTED, Kind.FAULT_FAILED)
-    )
-    return [event for occurrence, event in refused.items() if occurrence not in acted]
 
 
 def _planned_at(evidence: Evidence, fault: FaultSpec) -> dict[str, Any]:
@@ -87,17 +117,31 @@ def _arrivals(
         return f"{fault.id}: its probability ruled out every arrival"
     if not fired and refused:
         return f"{fault.id}: {refused[0].data['reason']}"
-    history = evidence.history
-    began = history.began_ns
-    if not fired and times_s[0] > (history.end_ns - began) / NS:
+    began, ended = evidence.history.began_ns, evidence.history.end_ns
+    if not fired and times_s[0] > (ended - began) / NS:
         return (
             f"{fault.id} was first due {times_s[0]:g} s after the first step, and training lasted"
-            f" {(history.end_ns - began) / NS:.1f} s: raise workload.steps or shorten the mean time"
+            f" {(ended - began) / NS:.1f} s: raise workload.steps or shorten the mean time"
         )
     came_ns = [began + round(time_s * NS) for time_s in times_s]
-    if fired + len(refused) >= sum(at_ns <= history.end_ns for at_ns in came_ns):
+    if fired + len(refused) >= sum(at_ns <= ended for at_ns in came_ns):
         return None  # each is accounted for, one that had to wait for its target among them
-    due, missing = _due(evidence, fault.id, came_ns)
+    acted = sorted(
+        e.time_ns
+        for e in evidence.log.of(Kind.FAULT_INJECTED, Kind.FAULT_FAILED)
+        if e.data["fault"] == fault.id
+    )
+    runs = sorted(evidence.history.runs, key=lambda run: run.start_ns)
+    due, missing = 0, []
+    for at_ns in came_ns:
+        first = bisect_left(runs, at_ns, key=lambda run: run.start_ns)
+        following = runs[first : first + STEPS_TO_ACT]
+        if len(following) < STEPS_TO_ACT:
+            continue
+        due += 1
+        place = bisect_left(acted, at_ns - EARLY_NS)
+        if place == len(acted) or acted[place] > max(run.end_ns for run in following):
+            missing.append(at_ns)
     if len(missing) <= len(refused):
         return None
     return (
@@ -107,79 +151,7 @@ def _arrivals(
     )
 
 
-def _due(evidence: Evidence, fault: str, arrivals_ns: list[int]) -> tuple[int, list[int]]:
-    """How many arrivals were due, and those of them at which nothing was injected."""
-    acted = sorted(
-        e.time_ns
-        for e in evidence.log.of(Kind.FAULT_INJECTED, Kind.FAULT_FAILED)
-        if e.data["fault"] == fault
-    )
-    runs = sorted(evidence.history.runs, key=lambda run: run.start_ns)
-    starts = [run.start_ns for run in runs]
-    due, missing = 0, []
-    for at_ns in arrivals_ns:
-        following = runs[bisect_left(starts, at_ns) :][:STEPS_TO_ACT]
-        if len(following) < STEPS_TO_ACT:
-            continue
-        due += 1
-        place = bisect_left(acted, at_ns - EARLY_NS)
-        if place == len(acted) or acted[place] > max(run.end_ns for run in following):
-            missing.append(at_ns)
-    return due, missing
-
-
-def _times(fault: FaultSpec, at: dict[str, Any]) -> int:
-    if "points" not in at:
-        return max(1, len(fault.at.all_steps()))
-    by_event = at.get("event") is not None and not at.get("declined")
-    return len(at["points"]) + len(at.get("times_s") or ()) + int(by_event)
-
-
-def _later(fault: FaultSpec) -> bool:
-    """Whether the fault may still fire at a later occurrence of its event."""
-    return fault.at.event is not None and fault.retrigger != "once"
-
-
-def _came_there(evidence: Evidence, planned: dict[str, Any], step: int) -> bool:
-    """Whether a rank that a fault was planned for got past its point of a step: another fault hit
-    it later in the step, or it committed the step, or, for a fault in its save, it took the batch
-    of the next one after it had saved.
-    """
-    phases = {PHASES.index(phase) for at, phase in planned.get("points") or () if at == step}
-    ranks, log = set(planned.get("ranks") or ()), evidence.log
-    for hit in log.of(Kind.FAULT_INJECTED):
-        rank, phase = (hit.data["target"] or {}).get("rank"), hit.data.get("phase")
-        there = hit.step == step and rank in ranks and phase in PHASES
-        if there and PHASES.index(phase) > max(phases, default=len(PHASES)):
-            return True
-    kind, done = (Kind.BATCH_TAKEN, step + 1) if phases == {SAVE} else (Kind.STEP_COMMITTED, step)
-    saved = {
-        (e.actor, e.generation)
-        for e in log.of(Kind.CHECKPOINT_SAVING, Kind.CHECKPOINT_PART)
-        if e.step == step
-    }
-    return any(
-        event.step == done
-        and (not ranks or event.data["rank"] in ranks)
-        and (phases != {SAVE} or (event.actor, event.generation) in saved)
-        for event in log.of(kind)
-    )
-
-
-def _first_missing(evidence: Evidence, fault: FaultSpec, steps: list[int], fired: int) -> int:
-    """The first planned step in which the fault did not act. If an injection names no step of its
-    own (one on a checkpoint carries the checkpoint's step), the step after the first ``fired``.
-    """
-    mine = [e for e in evidence.measures.episodes if e.fault == fault.id and e.injected]
-    acts = [
-        e.injected.step if e.injected and not e.target.get("checkpoint") else None for e in mine
-    ]
-    missing = [step for step in steps if step not in acts]
-    return steps[min(fired, len(steps) - 1)] if None in acts or not missing else missing[0]
-
-
 def _never_fired(evidence: Evidence, fault: FaultSpec, at: dict[str, Any], fired: int) -> str:
-    history = evidence.history
     steps = sorted(int(point[0]) for point in at.get("points") or ()) or [*fault.at.all_steps()]
     if steps:
         due = _first_missing(evidence, fault, steps, fired)
@@ -188,12 +160,25 @@ def _never_fired(evidence: Evidence, fault: FaultSpec, at: dict[str, Any], fired
     if fault.at.time is not None:
         return (
             f"{fault.id} was due {fault.at.time:g} s after the first step, the run took "
-            f"{history.wall_s:.1f} s: {cure.format('time')}"
+            f"{evidence.history.wall_s:.1f} s: {cure.format('time')}"
         )
     return (
         f"{fault.id} waited for {fault.at.event} number {fault.at.nth}, which never came:"
         f" {cure.format('nth')}"
     )
+
+
+def _first_missing(evidence: Evidence, fault: FaultSpec, steps: list[int], fired: int) -> int:
+    """The first planned step in which the fault did not act. If an injection names no step of its
+    own (one on a checkpoint carries the checkpoint's step), the step after the first ``fired``.
+    """
+    acts = [
+        None if e.target.get("checkpoint") else e.injected.step
+        for e in evidence.measures.episodes
+        if e.fault == fault.id and e.injected
+    ]
+    missing = [step for step in steps if step not in acts]
+    return steps[min(fired, len(steps) - 1)] if None in acts or not missing else missing[0]
 
 
 def _why_not(evidence: Evidence, planned: dict[str, Any], step: int) -> str:
@@ -217,6 +202,32 @@ def _why_not(evidence: Evidence, planned: dict[str, Any], step: int) -> str:
             "and no rank it was for reached its point: call beacon.point there, in the process of"
             " the rank, with the step as it is reported"
         )
-    if _came_there(evidence, planned, step):
-        return "but was never injected"
-    return "and no rank that it was for came there"
+    came = _came_there(evidence, planned, step)
+    return "but was never injected" if came else "and no rank that it was for came there"
+
+
+def _came_there(evidence: Evidence, planned: dict[str, Any], step: int) -> bool:
+    """Whether a rank that a fault was planned for got past its point of a step: another fault hit
+    it later in the step, or it committed the step, or, for a fault in its save, it took the batch
+    of the next one after it had saved.
+    """
+    phases = {PHASES.index(phase) for at, phase in planned.get("points") or () if at == step}
+    ranks, log = set(planned.get("ranks") or ()), evidence.log
+    for hit in log.of(Kind.FAULT_INJECTED):
+        rank, phase = (hit.data["target"] or {}).get("rank"), hit.data.get("phase")
+        there = hit.step == step and rank in ranks and phase in PHASES
+        if there and PHASES.index(phase) > max(phases, default=len(PHASES)):
+            return True
+    saves = phases == {SAVE}
+    kind, done = (Kind.BATCH_TAKEN, step + 1) if saves else (Kind.STEP_COMMITTED, step)
+    saved = {
+        (e.actor, e.generation)
+        for e in log.of(Kind.CHECKPOINT_SAVING, Kind.CHECKPOINT_PART)
+        if e.step == step
+    }
+    return any(
+        event.step == done
+        and (not ranks or event.data["rank"] in ranks)
+        and (not saves or (event.actor, event.generation) in saved)
+        for event in log.of(kind)
+    )

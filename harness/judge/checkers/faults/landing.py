@@ -33,29 +33,24 @@ def landing(evidence: Evidence) -> Finding:
         return passed("nothing to check: no fault")
     wrong: list[str] = []
     lacking: list[str] = []
-    count = 0
+    count, kinds = 0, load(FAULTS, Fault)
     for episode in evidence.measures.episodes:
-        fault = _fault(evidence, episode)
-        if fault is None or episode.injected is None:
+        spec = evidence.fault(episode.fault)
+        if spec is None or spec.kind not in kinds or spec.kind != episode.kind:
+            continue  # the log is of another plan; ``identity`` reports that
+        if episode.injected is None:
             continue
         count += episode.landed is not None
-        for breach in _breaches(evidence, episode, fault):
+        for breach in _breaches(evidence, episode, build(spec.kind, spec.params, kinds)):
             name = f"{episode.fault} (occurrence {episode.occurrence})"
             (wrong if breach.sure else lacking).append(f"{name}: {breach.text}")
     shown = f"{count} derived again from the log" if count else "nothing to check: no fault landed"
     return verdict_of(wrong, shown, lacking)
 
 
-def _fault(evidence: Evidence, episode: Episode) -> Fault | None:
-    spec, kinds = evidence.fault(episode.fault), load(FAULTS, Fault)
-    if spec is None or spec.kind not in kinds or spec.kind != episode.kind:
-        return None  # the log is of another plan; ``identity`` reports that
-    return build(spec.kind, spec.params, kinds)
-
-
 def _breaches(evidence: Evidence, episode: Episode, fault: Fault) -> Iterator[Breach]:
-    occurrence = occurrence_of(episode)
-    if episode.landed is None:
+    occurrence, landed = occurrence_of(episode), episode.landed
+    if landed is None:
         if episode.failed is None and evidence.history.finished is not None:
             yield Breach(
                 text="the run ended, and it is said neither to have landed nor to have failed"
@@ -64,15 +59,14 @@ def _breaches(evidence: Evidence, episode: Episode, fault: Fault) -> Iterator[Br
     if not _shown(evidence, episode, fault, occurrence):
         lost = silenced(evidence.log) & set(occurrence.processes)
         why = f" (last lines of {', '.join(sorted(lost))} were lost with the node)" if lost else ""
-        text = (
-            f"nothing in the log shows that it landed, as {episode.landed.data['witness']} is said"
-            " to have seen"
+        yield Breach(
+            text="nothing in the log shows that it landed, as"
+            f" {landed.data['witness']} is said to have seen{why}",
+            sure=not lost and not evidence.log.clocks.bound_ns(landed),
         )
-        sure = not lost and not evidence.log.clocks.bound_ns(episode.landed)
-        yield Breach(text=f"{text}{why}", sure=sure)
     after = Aftermath(
         occurrence=occurrence,
-        landed=episode.landed,
+        landed=landed,
         healed=episode.healed,
         log=evidence.log,
         observed=evidence.history.info.observed,

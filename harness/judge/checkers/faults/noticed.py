@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.checkers.faults.due import all_declined, excused, shortfall
@@ -14,9 +15,8 @@ from trainchaos.harness.judge.evidence.evidence import (
     unknown,
     verdict_of,
 )
-from trainchaos.harness.judge.measure.acts import acts_of
-from trainchaos.harness.judge.measure.incidents import recovery_of
-from trainchaos.harness.judge.record.command_end import follows
+from trainchaos.harness.judge.measure.incidents import acts_of, recovery_of
+from trainchaos.harness.judge.record.commands import follows
 from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.record.history import Generation
 from trainchaos.harness.judge.record.kept_in_memory import keepers, lost_keepers
@@ -29,44 +29,40 @@ def fault_landed(evidence: Evidence) -> Finding:
     """Every planned fault fired as often as planned, and a witness other than the injector saw its
     effect.
     """
-    episodes = evidence.measures.episodes
-    fired = [episode for episode in episodes if episode.injected]
+    fired = [episode for episode in evidence.measures.episodes if episode.injected]
     if evidence.is_control:
         hit = [f"{episode.fault} was injected into the control arm" for episode in fired]
         return verdict_of(hit, "nothing to check: the control arm has no faults")
-    if not evidence.cell.scenario.faults:
+    faults = evidence.cell.scenario.faults
+    if not faults:
         return passed("nothing to check: the scenario has no faults")
-    missing: list[str] = []
-    for fault in evidence.cell.scenario.faults:
-        mine = [episode for episode in fired if episode.fault == fault.id]
-        if lacks := shortfall(evidence, fault, len(mine)):
-            missing.append(lacks)
+    times = Counter(episode.fault for episode in fired)
+    missing = [lacks for fault in faults if (lacks := shortfall(evidence, fault, times[fault.id]))]
     if all_declined(evidence):
         missing.append(
             "no fault fired: their probabilities ruled all of them out; use another seed"
         )
     for episode in fired:
-        name = f"{episode.fault} (occurrence {episode.occurrence})"
-        if excused(evidence, episode):
-            continue
-        if episode.failed:
-            missing.append(f"{name} could not be injected: {episode.failed.data['reason']}")
-        elif episode.landed is None:
-            missing.append(f"{name} was injected, but no witness saw it land")
-        elif episode.landed.data["witness"] in (None, "", "injector"):
-            missing.append(f"{name} has no witness but its injector")
-        elif (
-            episode.injected
-            and episode.injected.data.get("missed")
-            and not evidence.history.info.observed
-        ):
-            missing.append(f"{name} acted{_lateness(episode)}")
+        if not excused(evidence, episode) and (why := _not_shown(evidence, episode)):
+            missing.append(f"{episode.fault} (occurrence {episode.occurrence}) {why}")
     seen = [
         f"{e.fault}: seen by {e.landed.data['witness']}{_lateness(e, ',')}"
         for e in fired
         if e.landed
     ]
     return verdict_of([], some(seen), missing)
+
+
+def _not_shown(evidence: Evidence, episode: Episode) -> str:
+    """Why a fault that fired is not known to have landed as planned."""
+    if episode.failed:
+        return f"could not be injected: {episode.failed.data['reason']}"
+    if episode.landed is None:
+        return "was injected, but no witness saw it land"
+    if episode.landed.data["witness"] in (None, "", "injector"):
+        return "has no witness but its injector"
+    missed = episode.injected is not None and episode.injected.data.get("missed")
+    return f"acted{_lateness(episode)}" if missed and not evidence.history.info.observed else ""
 
 
 def _lateness(episode: Episode, before: str = "") -> str:
@@ -94,41 +90,36 @@ def detection(evidence: Evidence) -> Finding:
     failures = [
         e for e in evidence.log.of(Kind.FAILURE_DETECTED) if e.data["failure"] not in outside
     ]
-    found = _detection(evidence, failures)
+    found = (_alone if evidence.is_control else _of_faults)(evidence, failures)
     if found.verdict == "fail" or not outside:
         return found
-    return unknown(
-        some(
-            [
-                f"node {loss.data['node']} was lost, by no fault of the scenario:"
-                f" {loss.data['why']}"
-                for loss, _ in losses
-            ]
-        )
-    )
-
-
-def _detection(evidence: Evidence, failures: list[Event]) -> Finding:
-    if evidence.is_control:
-        exits = [event for event in failures if event.data["cause"] == "exit"] or (
-            failures if evidence.history.unfinished else []
-        )
-        if exits and evidence.history.info.observed:
-            return unknown(
-                f"the command fails without any fault: {_describe(exits[0])},"
-                f" {exits[0].data['detail']}"
-            )
-        alarms = [f"false alarm: {_describe(event)}" for event in failures] + lost_keepers(
-            evidence.log, ()
-        )
-        alarms += _undeclared(evidence)
-        return verdict_of(alarms, "no failure was declared in the control arm")
-    problems = [
-        f"{one}, and no fault explains it"
-        for one in lost_keepers(evidence.log, evidence.measures.episodes)
+    why = [
+        f"node {loss.data['node']} was lost, by no fault of the scenario: {loss.data['why']}"
+        for loss, _ in losses
     ]
+    return unknown(some(why))
+
+
+def _alone(evidence: Evidence, failures: list[Event]) -> Finding:
+    """Of a control arm."""
+    exits = [event for event in failures if event.data["cause"] == "exit"] or (
+        failures if evidence.history.unfinished else []
+    )
+    if exits and evidence.history.info.observed:
+        return unknown(
+            f"the command fails without any fault: {_describe(exits[0])}, {exits[0].data['detail']}"
+        )
+    wrong = [f"false alarm: {_describe(event)}" for event in failures]
+    wrong += [*lost_keepers(evidence.log, ()), *_undeclared(evidence)]
+    return verdict_of(wrong, "no failure was declared in the control arm")
+
+
+def _of_faults(evidence: Evidence, failures: list[Event]) -> Finding:
+    episodes = evidence.measures.episodes
+    lost = lost_keepers(evidence.log, episodes)
+    problems = [f"{one}, and no fault explains it" for one in lost]
     problems += [*_undeclared(evidence), *_hasty(failures), *_uncounted(evidence)]
-    claimed = {id(failure): e for e in evidence.measures.episodes for failure in e.failures}
+    claimed = {id(failure): e for e in episodes for failure in e.failures}
     for event in failures:
         episode = claimed.get(id(event))
         if episode is None and _is_consequence(evidence, event, claimed):
@@ -139,15 +130,14 @@ def _detection(evidence: Evidence, failures: list[Event]) -> Finding:
             )
         elif not _follows(evidence, episode, event):
             problems += _wrong_blame(evidence, episode, event)
-    for hits in acts_of(evidence.history, evidence.measures.episodes):
-        episode = hits[0]
-        fault = evidence.fault(episode.fault)
+    for hits in acts_of(evidence.history, episodes):
+        fault = evidence.fault(hits[0].fault)
         due = fault.expect.detected_by if fault else None
         # of several at once, the answer to the first may have ended the others
         seen = any(hit.failure is not None for hit in hits)
         if due and not seen and any(hit.landed for hit in hits):
             problems.append(
-                f"{episode.fault} should have been detected as {due}, and was not detected at all"
+                f"{hits[0].fault} should have been detected as {due}, and was not detected at all"
             )
     if not failures and not problems:
         return passed("no failure was declared and none was due")
@@ -159,9 +149,8 @@ def _undeclared(evidence: Evidence) -> list[str]:
     history, log = evidence.history, evidence.log
     if history.info.observed or history.outcome not in ("completed", "gave-up"):
         return []
-    declared = {
-        e.data["process"] for e in log.of(Kind.FAILURE_DETECTED) if e.data["cause"] == "exit"
-    }
+    failures = log.of(Kind.FAILURE_DETECTED)
+    declared = {e.data["process"] for e in failures if e.data["cause"] == "exit"}
     return [
         f"{e.data['process']} ended unasked, and no failure is said to be its exit"
         for e in log.of(Kind.PROCESS_EXITED)
@@ -231,62 +220,20 @@ def _describe(event: Event) -> str:
     return f"{blamed}, cause {event.data['cause']}"
 
 
-def _hit_together(evidence: Evidence, episode: Episode) -> list[set[str]]:
-    """Processes that were hit in the same step and generation, for each kind of fault that breaks
-    ranks: a stall may have been declared for any of these.
-    """
-    at = (episode.injected.generation, episode.injected.step) if episode.injected else None
-    hit: dict[str, set[str]] = {episode.kind: set()}
-    for other in evidence.measures.episodes:
-        breaks = other.kind == episode.kind or not (other.harmless or other.corrupts)
-        here = other.injected and (other.injected.generation, other.injected.step) == at
-        if breaks and here:
-            hit.setdefault(other.kind, set()).update(other.processes)
-    return list(hit.values())
-
-
-def _whole_replicas(struck: set[str], generation: Generation | None) -> bool:
-    """Whether replicas span several ranks, and each replica that was hit was hit on all of them."""
-    if generation is None or generation.shards == 1 or not struck:
-        return False
-    hit = {
-        rank // generation.shards for rank, name in enumerate(generation.members) if name in struck
-    }
-    return len(struck) == len(hit) * generation.shards
-
-
 def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str]:
-    problems = []
-    generation = evidence.history.generation_at(event.time_ns)
+    history, episodes = evidence.history, evidence.measures.episodes
+    generation = history.generation_at(event.time_ns)
     members = generation.members if generation else ()
     cause, named = event.data["cause"], event.data["process"]
-    changed = (
-        changed_by(evidence.history, evidence.measures.episodes, event)
-        if cause in ("diverged", "nonfinite")
-        else ()
-    )
+    values = cause in ("diverged", "nonfinite")
+    changed = changed_by(history, episodes, event) if values else ()
     if cause == "diverged" and outvoted(changed, generation, named):
         return []
     hit = named if episode.may_be_blamed(event) or named in changed else episode.process
     rank = members.index(hit) if hit in members else None
-    together = [struck & set(members) for struck in _hit_together(evidence, episode)]
-    # No process can be named where replicas differ without a majority, or where all members or
-    # exactly half of them were hit: neither side is the odd one out.
-    odd = (len(members), 2 * len(members))
-    alike = len(members) > 1 and any(2 * len(struck) in odd for struck in together)
-    # The same where a collective failed after whole replicas were hit: no rank lags behind the
-    # others of its replica.
-    whole = cause == "error" and any(_whole_replicas(struck, generation) for struck in together)
-    # The same for a rank that works and only appears to be stalled: a rank that is waiting for
-    # bytes from others looks the same.
-    still = episode.seems_still
-    # The same for values that were finite and only too large for the norm over all ranks.
-    finite = bool(episode.planted) and all(map(math.isfinite, episode.planted))
-    sum_alone = cause == "nonfinite" and finite
-    observed = evidence.history.info.observed
-    nameless = observed or cause == "diverged" or alike or whole or still or sum_alone
-    unblamed = nameless and event.data["process"] is None
-    if hit is not None and event.data["process"] != hit and not unblamed:
+    unblamed = named is None and _may_be_nameless(evidence, episode, event, generation)
+    problems = []
+    if hit is not None and named != hit and not unblamed:
         problems.append(f"{episode.fault} hit {hit}, but the blame fell on {_describe(event)}")
     elif rank is not None and event.data["rank"] not in (None, rank):
         problems.append(
@@ -299,58 +246,78 @@ def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str
     return problems
 
 
+def _may_be_nameless(
+    evidence: Evidence, episode: Episode, event: Event, generation: Generation | None
+) -> bool:
+    """Whether no process can be named: of a command; where replicas differ without a majority; of a
+    rank that works and only appears to be stalled, as one that waits for bytes looks the same; of
+    values that were finite and only too large for the norm over all ranks; where all members, or
+    exactly half of them, were hit in the same step, so that neither side is the odd one out; and
+    where a collective failed after whole replicas were hit, so that no rank lags behind the others
+    of its replica.
+    """
+    cause = event.data["cause"]
+    finite = bool(episode.planted) and all(map(math.isfinite, episode.planted))
+    if evidence.history.info.observed or cause == "diverged" or episode.seems_still:
+        return True
+    if cause == "nonfinite" and finite:
+        return True
+    members = generation.members if generation else ()
+    at = (episode.injected.generation, episode.injected.step) if episode.injected else None
+    together: dict[str, set[str]] = {episode.kind: set()}  # by each kind that breaks ranks
+    for other in evidence.measures.episodes:
+        breaks = other.kind == episode.kind or not (other.harmless or other.corrupts)
+        if breaks and other.injected and (other.injected.generation, other.injected.step) == at:
+            together.setdefault(other.kind, set()).update({*other.processes} & {*members})
+    for hit in together.values():
+        if len(members) > 1 and 2 * len(hit) in (len(members), 2 * len(members)):
+            return True
+        if cause == "error" and generation and generation.shards > 1 and hit:
+            replicas = {members.index(name) // generation.shards for name in hit}
+            if len(hit) == len(replicas) * generation.shards:
+                return True
+    return False
+
+
 def expectations(evidence: Evidence) -> Finding:
     """Every incident ended as its fault's ``expect.outcome`` says, or as one of them, and was
     blamed as ``expect.blame`` says.
     """
     if evidence.is_control:
         return passed("nothing to check: the control arm has no faults")
-    problems, missing, met = _blame(evidence), [], []
+    problems, missing, met = [*_blame(evidence)], [], []
     for incident in evidence.measures.incidents:
-        fault = evidence.fault(incident.fault)
+        fault, ended = evidence.fault(incident.fault), incident.outcome
         accepted = fault.expect.outcomes if fault else []
         if not accepted:
             continue
         due = " or ".join(accepted)
-        if incident.outcome == "not-landed" or not incident.landed:
+        if ended == "not-landed" or not incident.landed:
             missing.append(f"{incident.fault} never landed, so whether it ends {due} is not known")
-        if incident.outcome == "not-landed":
+        if ended == "not-landed":
             continue
-        if incident.outcome == "hang" and "hang" not in accepted and evidence.history.cut_short:
+        alone = evidence.control is None and not incident.detected_by
+        if ended == "hang" and "hang" not in accepted and evidence.history.cut_short:
             missing.append(f"the arm was cut short before {incident.fault} could end {due}")
-        elif (
-            {*accepted} <= {"masked", "sdc-escape"}
-            and evidence.control is None
-            and not incident.detected_by
-        ):
+        elif {*accepted} <= {"masked", "sdc-escape"} and alone:
             missing.append(f"{incident.fault}: {due} is judged by a control arm, and there is none")
-        elif incident.outcome not in accepted:
-            problems.append(
-                f"{incident.fault} was expected to end {due}, and ended {incident.outcome}"
-            )
+        elif ended not in accepted:
+            problems.append(f"{incident.fault} was expected to end {due}, and ended {ended}")
         else:
-            met.append(f"{incident.fault}: {incident.outcome}")
+            met.append(f"{incident.fault}: {ended}")
     return verdict_of(problems, some(met) or "nothing to check: no outcome is expected", missing)
 
 
-def _blame(evidence: Evidence) -> list[str]:
+def _blame(evidence: Evidence) -> Iterator[str]:
     """Violations of ``expect.blame``: the rank that was hit was not blamed, or a process was blamed
     where none should be.
     """
-    problems = []
     for episode in evidence.measures.episodes:
-        fault = evidence.fault(episode.fault)
+        fault, failure, hit = evidence.fault(episode.fault), episode.failure, episode.processes
         due = fault.expect.blame if fault and episode.landed else None
-        failure = episode.failure
         if due == "none" and failure is not None:
-            problems.append(
-                f"{episode.fault} should be blamed on no process, but {_describe(failure)} was"
-            )
+            yield f"{episode.fault} should be blamed on no process, but {_describe(failure)} was"
         if due == "rank" and failure is None:
-            problems.append(f"{episode.fault} should be blamed on the rank it hit, and none was")
-        hit = episode.processes
+            yield f"{episode.fault} should be blamed on the rank it hit, and none was"
         if due == "rank" and failure is not None and hit and failure.data["process"] not in hit:
-            problems.append(
-                f"{episode.fault} hit {', '.join(hit)}, and {_describe(failure)} was blamed"
-            )
-    return problems
+            yield f"{episode.fault} hit {', '.join(hit)}, and {_describe(failure)} was blamed"

@@ -1,9 +1,11 @@
-"""Whether the job trained on the right samples, and whether its step counters agree."""
+"""Whether the job trained on the right samples, by finite steps, whose counters agree."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.evidence.evidence import (
@@ -14,9 +16,8 @@ from trainchaos.harness.judge.evidence.evidence import (
     verdict_of,
 )
 from trainchaos.harness.judge.measure.measure import account, skips_of
-from trainchaos.harness.judge.record.history import History, RunInfo, StepRun
+from trainchaos.harness.judge.record.history import History, RunInfo, StepRun, due_in
 from trainchaos.harness.judge.record.nodes import witnessed
-from trainchaos.harness.judge.record.reference import due_in
 from trainchaos.harness.judge.results import Finding
 from trainchaos.recovery.data.order import without
 
@@ -33,10 +34,9 @@ def sample_accounting(evidence: Evidence) -> Finding:
         return unknown("no step was committed, so no sample can be accounted for")
     found = account(history)
     due = 1 if evidence.cell.scenario.recovery.params.get("nonfinite") == "skip" else 2
-    unjustified = _unjustified(history, due)
-    if unjustified:
+    if unjustified := _unjustified(history, due):
         times = "twice" if due == 2 else "at all"
-        return failed(f"{unjustified[0]}, though that step was not refused {times}")
+        return failed(f"{unjustified}, though that step was not refused {times}")
     numbers = f"lost {found.lost}, duplicated {found.duplicated}, unexpected {found.unexpected}"
     numbers += f", skipped by decision {found.skipped}" if found.skipped else ""
     numbers += f" in steps 1..{found.steps}"
@@ -54,19 +54,27 @@ def sample_accounting(evidence: Evidence) -> Finding:
         )
     if not found.lost:
         return passed(numbers)
-    lineage = history.lineage
-    full = [
-        step
-        for step in found.lost_in
-        if step not in lineage or lineage[step].world == history.info.ranks
-    ]
+    lineage, ranks = history.lineage, history.info.ranks
+    full = [step for step in found.lost_in if step not in lineage or lineage[step].world == ranks]
     if evidence.shrinks_batch and not full:
         return passed(
             f"{numbers}: lost by design (batch: shrink) in {len(found.lost_in)} steps of a smaller"
             " world"
         )
-    first = min(full or found.lost_in)
-    return failed(f"{numbers}; first at step {first}")
+    return failed(f"{numbers}; first at step {min(full or found.lost_in)}")
+
+
+def _unjustified(history: History, times: int) -> str:
+    """A sample that was left out although its step had not been refused often enough: twice, or
+    once where a whole share is left out at once (``nonfinite: skip``).
+    """
+    refused: dict[int, set[int]] = {}
+    for event in history.log.of(Kind.NONFINITE_CAUGHT):
+        refused.setdefault(event.step or 0, set()).add(event.generation)
+    for sample, step in skips_of(history).items():
+        if len(refused.get(step, ())) < times:
+            return f"sample {sample} was left out from step {step} on"
+    return ""
 
 
 def step_arithmetic(evidence: Evidence) -> Finding:
@@ -84,134 +92,51 @@ def step_arithmetic(evidence: Evidence) -> Finding:
     ]
     problems += _gaps(history)
     for run in history.runs:
-        problems += _counters(run)
-        problems += _sample_count(evidence, run)
-    if history.finished is not None:
-        claimed = history.finished.data["committed_step"]
-        unknown_to_it = _hidden(evidence, claimed) or _before_a_takeover(evidence, claimed)
-        if claimed != history.committed_step and not unknown_to_it:
-            problems.append(
-                f"run_finished claims step {claimed}, the ranks committed {history.committed_step}"
-            )
-        if history.outcome == "completed" and history.committed_step != history.info.steps:
-            problems.append(f"completed at step {history.committed_step} of {history.info.steps}")
+        problems += [*_counters(run), *_sample_count(evidence, run)]
+    if history.outcome == "completed" and history.committed_step != history.info.steps:
+        problems.append(f"completed at step {history.committed_step} of {history.info.steps}")
     problems += _learning_rates(evidence)
     return verdict_of(problems, f"{len(history.runs)} executions of {len(lineage)} steps agree")
 
 
-def _gaps(history: History) -> list[str]:
+def _gaps(history: History) -> Iterator[str]:
     """Steps that a generation left out."""
-    found = []
     for generation in history.worked:
         last = generation.resume_step or 0
         for run in history.runs_of(generation.number):
             if run.step != last + 1:
-                found.append(
-                    f"generation {generation.number} made step {run.step} after step {last}"
-                )
+                yield f"generation {generation.number} made step {run.step} after step {last}"
             last = run.step
-    return found
 
 
-def _before_a_takeover(evidence: Evidence, claimed: int) -> bool:
-    """Whether an unfinished job claims fewer steps because its supervisor was lost after them,
-    and the new one found none of the processes that had made them.
-    """
-    history = evidence.history
-    taken = list(history.log.of(Kind.COORDINATOR_ADOPTED))
-    if not taken or claimed > history.committed_step or history.outcome == "completed":
-        return False
-    last = taken[-1]
-    gone = {name for name, at_ns in history.exited_ns.items() if at_ns < last.time_ns}
-    return all(
-        run.end_ns < last.time_ns and {commit.actor for commit in run.commits} <= gone
-        for step, run in history.lineage.items()
-        if step > claimed
-    )
-
-
-def _hidden(evidence: Evidence, claimed: int) -> bool:
-    """Whether an unfinished job claims fewer steps because a fault hid a member's progress.
-
-    The fault lasted until the member was declared hung, or until a failure other than a hang ended
-    the job, and no later generation became ready, which would have revealed the progress. Or it hid
-    half of the members or more, who cannot be told from a job that waits for its data
-    (``recovery.detection.hangs``), until the job was halted.
-    """
-    history = evidence.history
-    if claimed > history.committed_step or history.outcome == "completed":
-        return False
-    last = history.worked[-1].number
-    failures = [e.data for e in history.log.of(Kind.FAILURE_DETECTED) if e.generation == last]
-    cut_off = any(failure["cause"] != "hang" for failure in failures)
-    taken_for_hung = {failure["process"] for failure in failures}
-    hiding = [
-        (e.injected.time_ns, e.healed.time_ns if e.healed else history.end_ns, e.process)
-        for e in evidence.measures.episodes
-        if e.seems_still and e.injected
-    ]
-
-    def unseen(run: StepRun) -> bool:
-        actors = {commit.actor for commit in run.commits}
-        hidden = {name for since, until, name in hiding if since < run.end_ns <= until} & actors
-        if 2 * len(hidden) >= len(actors) and history.outcome == "halted":
-            return True
-        return bool(hidden if cut_off else hidden & taken_for_hung)
-
-    return all(
-        run.generation == last and unseen(run)
-        for step, run in history.lineage.items()
-        if step > claimed
-    )
-
-
-def _counters(run: StepRun) -> list[str]:
-    problems: list[str] = []
-    if all(run.done.all_say(name, run.step) for name in ("optimizer_step", "scheduler_step")):
-        return problems
+def _counters(run: StepRun) -> Iterator[str]:
+    names = ("optimizer_step", "scheduler_step")
+    if all(run.done.all_say(name, run.step) for name in names):
+        return
     for event in run.commits:
-        for name in ("optimizer_step", "scheduler_step"):
+        for name in names:
             value = event.data[name]
             if value is not None and value != run.step:
-                problems.append(
-                    f"{name} {value} after step {run.step} on rank {event.data['rank']}"
-                )
-    return problems
+                yield f"{name} {value} after step {run.step} on rank {event.data['rank']}"
 
 
-def _unjustified(history: History, times: int) -> list[str]:
-    """Samples that were left out although their step had not been refused often enough: twice, or
-    once where a whole share is left out at once (``nonfinite: skip``).
-    """
-    refused: dict[int, set[int]] = {}
-    for event in history.log.of(Kind.NONFINITE_CAUGHT):
-        refused.setdefault(event.step or 0, set()).add(event.generation)
-    skips = skips_of(history)
-    return [
-        f"sample {s} was left out from step {n} on"
-        for s, n in skips.items()
-        if len(refused.get(n, ())) < times
-    ]
-
-
-def _sample_count(evidence: Evidence, run: StepRun) -> list[str]:
+def _sample_count(evidence: Evidence, run: StepRun) -> Iterator[str]:
     info, skips = evidence.history.info, skips_of(evidence.history, run.generation)
     due = len(_without(info, run.step, skips)) if skips else info.global_batch
     taken = sum(map(len, run.taken.said["samples"]))
     if taken < due:
         required = Counter(_without(info, run.step, skips))
         taken += witnessed(evidence.history, run, required).total()
-    problems: list[str] = []
     if taken == due and run.done.all_say("samples", taken):
-        return problems
+        return
+    shrunk = evidence.shrinks_batch and run.world < info.ranks
     for count in run.done.said["samples"]:
         if count != taken:
-            problems.append(f"step {run.step} reduced {count} samples, the ranks took {taken}")
-        elif count == taken != due and not (
-            evidence.shrinks_batch and run.world < evidence.history.info.ranks
-        ):
-            problems.append(f"step {run.step} had {count} samples instead of {due}")
-    return problems[:1]
+            yield f"step {run.step} reduced {count} samples, the ranks took {taken}"
+            return
+        if count != due and not shrunk:
+            yield f"step {run.step} had {count} samples instead of {due}"
+            return
 
 
 def _without(info: RunInfo, step: int, skips: Mapping[int, int]) -> list[int]:
@@ -222,10 +147,39 @@ def _learning_rates(evidence: Evidence) -> list[str]:
     control = evidence.control_history
     if control is None or evidence.shrinks_batch:
         return []
-    theirs = {step: run.commits[0].data["lr"] for step, run in control.lineage.items()}
+    mine, theirs = (
+        {step: run.commits[0].data["lr"] for step, run in history.lineage.items()}
+        for history in (evidence.history, control)
+    )
     return [
-        f"learning rate {event.data['lr']!r} at step {step}, the control arm had {theirs[step]!r}"
-        for step, run in evidence.history.lineage.items()
-        for event in run.commits[:1]
-        if step in theirs and event.data["lr"] != theirs[step]
+        f"learning rate {rate!r} at step {step}, the control arm had {theirs[step]!r}"
+        for step, rate in mine.items()
+        if step in theirs and rate != theirs[step]
     ]
+
+
+def nan_containment(evidence: Evidence) -> Finding:
+    """No step was committed with a non-finite loss or gradient norm. A planted value that nobody
+    caught shows in one of these, or in the state, which ``loss-equality`` compares.
+    """
+    problems = []
+    count = 0
+    for run in evidence.history.runs:
+        count += len(run.commits)
+        losses, norms = run.done.said["loss"], run.done.said["grad_norm"]
+        if _all_finite(losses) and _all_finite(norms):
+            continue
+        for rank, loss, norm in zip(run.done.said["rank"], losses, norms, strict=True):
+            for name, value in (("loss", loss), ("grad_norm", norm)):
+                missing = value is None and name == "loss"
+                if missing or (value is not None and not math.isfinite(float(value))):
+                    problems.append(f"rank {rank} committed step {run.step} with {name} {value}")
+    if not count:
+        return unknown("no step was committed")
+    refusals = sum(1 for _ in evidence.log.of(Kind.NONFINITE_CAUGHT))
+    return verdict_of(problems, f"{count} commits finite, {refusals} refusals")
+
+
+def _all_finite(values: Sequence[Any]) -> bool:
+    """Whether these are finite numbers, found without a look at each alone."""
+    return set(map(type, values)) == {float} and all(map(math.isfinite, values))

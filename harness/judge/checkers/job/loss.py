@@ -33,37 +33,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from trainchaos.chaos.events.log import Event, Kind, Log
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown
-from trainchaos.harness.judge.measure.digests import by_shard, diverged, final_digests, own_parts
+from trainchaos.harness.judge.measure.digests import by_shard, final_digests, own_parts
 from trainchaos.harness.judge.measure.measure import skips_of
 from trainchaos.harness.judge.record.history import History
 from trainchaos.harness.judge.record.lineage import history_of
+from trainchaos.harness.judge.record.split import diverged
 from trainchaos.harness.judge.results import Finding
 
 Exactness = Literal["bit for bit", "within the control band", "differs", "not compared"]
 DIGESTS = ("parameters", "optimizer", "scheduler")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Band:
-    """Largest allowed difference of smoothed losses, at the end and anywhere; ``source``: how it
-    was derived.
-    """
-
-    final: float
-    anywhere: float
-    source: str
-
-    def scaled(self, factor: float) -> Band:
-        """The band of differences that vary ``factor`` times as much."""
-        if factor == 1.0:
-            return self
-        source = f"{self.source}, times {factor:.3g} for smaller batches"
-        return Band(final=self.final * factor, anywhere=self.anywhere * factor, source=source)
 
 
 def loss_equality(evidence: Evidence) -> Finding:
@@ -87,19 +69,14 @@ def compare(evidence: Evidence) -> tuple[Exactness, str]:
     """How the arm's result compares with the control arm's, and the witness for it."""
     if evidence.is_control:
         return "not compared", "this is the control arm"
-    control = evidence.control_history
+    history, control = evidence.history, evidence.control_history
     if control is None:
         none = evidence.cell.scenario.baseline == "none"
-        return (
-            "not compared",
-            "the scenario has baseline: none" if none else "the paired control arm is missing",
-        )
-    history = evidence.history
+        why = "the scenario has baseline: none" if none else "the paired control arm is missing"
+        return "not compared", why
     if control.info.seed != history.info.seed:
-        return (
-            "not compared",
-            f"the control arm has seed {control.info.seed}, this one {history.info.seed}",
-        )
+        why = f"the control arm has seed {control.info.seed}, this one {history.info.seed}"
+        return "not compared", why
     mine, theirs = _losses(history), _losses(control)
     steps = sorted(mine.keys() & theirs.keys())
     if not steps:
@@ -107,34 +84,25 @@ def compare(evidence: Evidence) -> tuple[Exactness, str]:
     different = _first_difference(history, control)
     if different is None:
         return "bit for bit", f"bit for bit over {len(steps)} steps"
-    shrunk = [
-        run.step
-        for run in history.lineage.values()
-        if run.world < history.info.ranks and not evidence.elastic
-    ]
+    smaller = (r.step for r in history.lineage.values() if r.world < history.info.ranks)
+    shrunk = None if evidence.elastic else min(smaller, default=None)
     skipped = min(skips_of(history).values(), default=None)
-    corrupt = [failure.step for failure in diverged(history)]
-    if evidence.promises_exact and corrupt:
-        why = (
-            "judged by band (gradients of a corrupted state were in the sums until step"
-            f" {corrupt[0]}), "
-        )
-        return _by_band(evidence, mine, theirs, steps, why)
-    if evidence.promises_exact and skipped is not None:
-        why = f"judged by band (samples left out from step {skipped} on), "
-        return _by_band(evidence, mine, theirs, steps, why)
-    if evidence.promises_exact and not shrunk:
+    corrupt, exact = diverged(history), evidence.promises_exact
+    why = ""
+    if exact and corrupt:
+        why = f"gradients of a corrupted state were in the sums until step {corrupt[0].step}"
+    elif exact and skipped is not None:
+        why = f"samples left out from step {skipped} on"
+    elif exact and shrunk is None:
         return "differs", different
-    if shrunk and skipped is None and not corrupt:
-        early = _first_difference(history, control, before=min(shrunk))
+    elif exact:
+        why = f"the world shrank at step {shrunk}"
+    if shrunk is not None and skipped is None and not corrupt:
+        early = _first_difference(history, control, before=shrunk)
         if early is not None:
-            return "differs", f"{early}, before the world shrank at step {min(shrunk)}"
-    why = (
-        f"judged by band (the world shrank at step {min(shrunk)}), "
-        if evidence.promises_exact
-        else ""
-    )
-    return _by_band(evidence, mine, theirs, steps, why)
+            return "differs", f"{early}, before the world shrank at step {shrunk}"
+    words = f"judged by band ({why}), " if why else ""
+    return _by_band(evidence, [mine[s] for s in steps], [theirs[s] for s in steps], steps, words)
 
 
 def _losses(history: History) -> dict[int, float]:
@@ -149,12 +117,9 @@ def _first_difference(history: History, control: History, before: float = math.i
             return f"loss {mine[step]!r} at step {step}, the control arm had {theirs[step]!r}"
     ours, others = final_digests(history), final_digests(control)
     for step in sorted(step for step in ours.keys() & others.keys() if step < before):
-        mine_by, theirs_by = (by_shard(found[step], history.shards) for found in (ours, others))
+        both = [by_shard(found[step], history.shards) for found in (ours, others)]
         for part, shard in itertools.product(DIGESTS, range(history.shards)):
-            if (
-                len({e.data[part] for e in (*mine_by.get(shard, ()), *theirs_by.get(shard, ()))})
-                > 1
-            ):
+            if len({e.data[part] for found in both for e in found.get(shard, ())}) > 1:
                 return f"{part} differ from the control arm's after step {step}"
         found = _own_difference(history, step, ours[step], others[step])
         if found is not None:
@@ -204,31 +169,31 @@ def _strangers(history: History) -> dict[int, int]:
 
 
 def _by_band(
-    evidence: Evidence, mine: dict[int, float], theirs: dict[int, float], steps: list[int], why: str
+    evidence: Evidence, mine: list[float], theirs: list[float], steps: list[int], why: str
 ) -> tuple[Exactness, str]:
-    # The loss of a step whose whole batch was left out is of nothing.
-    lineage = evidence.history.lineage
-    steps = [s for s in steps if any(commit.data["samples"] for commit in lineage[s].commits)]
-    window = max(5, len(steps) // 20)
-    if len(steps) < 2 * window:
-        return (
-            "not compared",
-            f"{len(steps)} common steps are too few to smooth over {window}: raise workload.steps",
-        )
-    ours = _smooth([mine[step] for step in steps], window)
-    others = _smooth([theirs[step] for step in steps], window)
+    history = evidence.history
+    # the loss of a step whose whole batch was left out is of nothing
+    sizes = [max(commit.data["samples"] for commit in history.lineage[s].commits) for s in steps]
+    mine, theirs = ([*itertools.compress(losses, sizes)] for losses in (mine, theirs))
+    count = len(mine)
+    window = max(5, count // 20)
+    if count < 2 * window:
+        few = f"{count} common steps are too few to smooth over {window}: raise workload.steps"
+        return "not compared", few
+    ours, others = _smooth(mine, window), _smooth(theirs, window)
     if not all(map(math.isfinite, (*ours, *others))):
         return "differs", "a loss is not finite"
-    band = _band(evidence, [theirs[step] for step in steps], window)
-    band = band.scaled(_more_noise(evidence.history))
+    final, anywhere, source = _band(evidence, theirs, window)
+    if (noisier := _more_noise(history)) != 1.0:
+        final, anywhere = final * noisier, anywhere * noisier
+        source = f"{source}, times {noisier:.3g} for smaller batches"
     gaps = [a - b for a, b in zip(ours, others, strict=True)]
     widest = max(gaps, key=abs)
     witness = (
-        f"{why}final smoothed loss {gaps[-1]:+.4g} (band {band.final:.3g}), largest difference"
-        f" {widest:+.4g} (band {band.anywhere:.3g}) over {len(steps)} steps; band from"
-        f" {band.source}"
+        f"{why}final smoothed loss {gaps[-1]:+.4g} (band {final:.3g}), largest difference"
+        f" {widest:+.4g} (band {anywhere:.3g}) over {count} steps; band from {source}"
     )
-    if abs(gaps[-1]) > band.final or abs(widest) > band.anywhere:
+    if abs(gaps[-1]) > final or abs(widest) > anywhere:
         return "differs", f"{'too good' if widest < 0 else 'too bad'}: {witness}"
     return "within the control band", witness
 
@@ -242,7 +207,7 @@ def _more_noise(history: History) -> float:
     full = history.info.global_batch
     taken = [run.commits[0].data["samples"] for run in history.lineage.values() if run.commits]
     least = min((samples for samples in taken if samples), default=full)
-    return math.sqrt((1 + full / least) / 2) if least and least < full else 1.0
+    return math.sqrt((1 + full / least) / 2) if least < full else 1.0
 
 
 def _smooth(values: Sequence[float], window: int) -> list[float]:
@@ -251,30 +216,26 @@ def _smooth(values: Sequence[float], window: int) -> list[float]:
     return [(last - first) / window for first, last in zip(sums, sums[window:], strict=False)]
 
 
-def _band(evidence: Evidence, control: Sequence[float], window: int) -> Band:
-    """Found once for all arms that are compared with these controls over so many steps."""
+def _band(evidence: Evidence, control: Sequence[float], window: int) -> tuple[float, float, str]:
+    """Largest allowed difference of smoothed losses, at the end and anywhere, and how it was
+    derived. Found once for all arms that are compared with these controls over so many steps.
+    """
     steps, controls = len(control), evidence.controls
     name = f"band over {steps} steps of {[id(log) for log in controls]}"
     seeds = controls[0].once(name, lambda _: _of_seeds(controls, steps, window)) if controls else ()
     if len(seeds) > 1:
         gaps = [max(losses) - min(losses) for losses in zip(*seeds, strict=True)]
-        return Band(
-            final=max(gaps[-max(1, steps // 4) :]),
-            anywhere=max(gaps),
-            source=f"control arms of {len(seeds)} seeds",
-        )
+        source = f"control arms of {len(seeds)} seeds"
+        return max(gaps[-max(1, steps // 4) :]), max(gaps), source
     squares = math.fsum((b - a) ** 2 for a, b in itertools.pairwise(control))
     spread = math.sqrt(squares / (2 * (steps - 1))) * math.sqrt(2 / window)
-    return Band(
-        final=3 * spread, anywhere=4 * spread, source="the control arm's step-to-step noise"
-    )
+    return 3 * spread, 4 * spread, "the control arm's step-to-step noise"
 
 
 def _of_seeds(controls: Sequence[Log], steps: int, window: int) -> Sequence[Sequence[float]]:
     """The smoothed losses of one control arm of each seed, where they are finite."""
     curves: dict[int, list[float]] = {}
-    for log in controls:
-        history = history_of(log)
+    for history in map(history_of, controls):
         losses = [run.loss for run in history.lineage.values()][:steps]
         if len(losses) == steps and all(map(math.isfinite, losses)):
             curves.setdefault(history.info.seed, _smooth(losses, window))

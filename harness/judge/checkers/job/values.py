@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown
-from trainchaos.harness.judge.record.history import History
-from trainchaos.harness.judge.record.reported import (
+from trainchaos.harness.judge.record.commands import (
     LAST,
     gradients_spoilt_since,
     losses_before,
@@ -17,6 +16,7 @@ from trainchaos.harness.judge.record.reported import (
     spoilt_since,
     unread_of,
 )
+from trainchaos.harness.judge.record.history import History
 from trainchaos.harness.judge.results import Finding
 
 NOT_RESTORED = (
@@ -33,37 +33,32 @@ def finite_losses(evidence: Evidence) -> Finding | None:
     ranks wrote at once, leaves that open only among the steps by which it is judged; losses that
     stop coming leave it open too. None if no loss was reported.
     """
-    history = evidence.history
-    losses = losses_of(history)
+    history, losses = evidence.history, losses_of(evidence.history)
+    escapes = [] if evidence.is_control else evidence.expects("sdc-escape")
     since = spoilt_since(history)
     if since is not None:
         last = [value for found in losses[max(losses)].values() for value in found]
         what = next((value for value in last if not math.isfinite(value)), math.nan)
-        witness = (
+        said = (
             f"the job ended on losses that are not numbers: {what} at step {max(losses)}, from step"
             f" {since} on"
         )
-        expected = [] if evidence.is_control else evidence.expects("sdc-escape")
-        return (
-            passed(f"{witness}, as {expected[0]} is expected to make it")
-            if expected
-            else failed(witness)
-        )
+        more = f", as {escapes[0]} is expected to make it" if escapes else ""
+        return passed(said + more) if escapes else failed(said)
     stopped = _stopped(history, list(losses))
     if (spoilt := gradients_spoilt_since(history)) is not None:
         more = f"; {stopped}" if stopped else ""
         said = f"the norm of the gradients is not a number from step {spoilt} to the end{more}"
-        escapes = [] if evidence.is_control else evidence.expects("sdc-escape")
         return passed(f"{said}, as {escapes[0]} may make it") if escapes else failed(said)
     if stopped:
         return unknown(_unread(history, since=max(losses) + 1) or stopped)
     judged = list(losses)[-LAST:]
-    if lacking := _unread(evidence.history, since=judged[0] if len(judged) == LAST else 0):
+    if lacking := _unread(history, since=judged[0] if len(judged) == LAST else 0):
         return unknown(lacking)
     if not losses:
         return None
     unread = unread_of(history).get("loss")
-    torn = f"; {unread.count} could not be read, such as {unread.example!r}" if unread else ""
+    torn = f"; {unread[0]} could not be read, such as {unread[1]!r}" if unread else ""
     return passed(f"losses of {len(losses)} steps were read, the last ones are numbers{torn}")
 
 
@@ -86,10 +81,10 @@ def loss_equality(evidence: Evidence) -> Finding:
     """Each rank's reported losses equal those of the control arm, step by step, non-finite values
     included; others fail where a list asks for it by name. The state itself is not known.
     """
-    control = evidence.control_history
+    history, control = evidence.history, evidence.control_history
     if control is None:
         return passed("nothing to check: this is the control arm, or there is none")
-    mine, theirs = losses_of(evidence.history), losses_of(control)
+    mine, theirs = losses_of(history), losses_of(control)
     cure = LEAVE_OUT.format("loss-equality")
     pairs = [
         (step, rank, mine[step][rank], theirs[step][rank])
@@ -98,20 +93,15 @@ def loss_equality(evidence: Evidence) -> Finding:
             mine[step].keys() & theirs[step].keys(), key=lambda rank: -1 if rank is None else rank
         )
     ]
+
     broken = next((pair for pair in pairs if not _finite(pair[2]) and _finite(pair[3])), None)
     if broken is not None:
-        step, rank, ours, others = broken
-        witness = (
-            f"{_rank_prefix(rank)}loss {_as_text(ours)} at step {step}, the control arm had"
-            f" {_as_text(others)}"
-        )
-        escapes = evidence.expects("sdc-escape")
-        return (
-            passed(f"{witness}; {escapes[0]} is expected to escape") if escapes else failed(witness)
-        )
-    if lacking := _unread(evidence.history) or _unread(control, " of the control arm"):
+        witness, escapes = _told("loss", *broken), evidence.expects("sdc-escape")
+        well = f"{witness}; {escapes[0]} is expected to escape" if escapes else ""
+        return passed(well) if escapes else failed(witness)
+    if lacking := _unread(history) or _unread(control, " of the control arm"):
         return unknown(f"{lacking}{cure}")
-    if not pairs and not evidence.history.committed_step:
+    if not pairs and not history.committed_step:
         return unknown(f"no step of this arm is known, so no loss can be compared{cure}")
     if not pairs:
         return unknown(
@@ -120,18 +110,13 @@ def loss_equality(evidence: Evidence) -> Finding:
         )
     different = next((pair for pair in pairs if not _same(pair[2], pair[3])), None)
     if different is None:
-        return passed(
-            f"the reported losses are the same in {len({step for step, *_ in pairs})} steps"
-        )
+        steps = len({step for step, *_ in pairs})
+        return passed(f"the reported losses are the same in {steps} steps")
     step, rank, ours, others = different
-    before = losses_before(evidence.history, step, rank)
+    before = losses_before(history, step, rank)
     proven = before and _same(before, others) and not _same(before, ours)
     why = NOT_RESTORED if proven else "whether the script is deterministic is not known"
-    said = (
-        f"{_rank_prefix(rank)}reported loss {_as_text(ours)} at step {step}, the control arm had"
-        f" {_as_text(others)}"
-    )
-    asked = evidence.cell.scenario.invariants
+    said, asked = _told("reported loss", *different), evidence.cell.scenario.invariants
     if isinstance(asked, list | tuple) and "loss-equality" in asked:
         return failed(f"{said}, and the scenario asks that they are equal")
     return unknown(f"{said}: {why}{cure}")
@@ -140,8 +125,8 @@ def loss_equality(evidence: Evidence) -> Finding:
 def unread_shown(evidence: Evidence) -> str:
     """Message about values that could not be read; "" if all could."""
     return "; ".join(
-        f"{one.count} values of {name} could not be read, such as {one.example!r}"
-        for name, one in sorted(unread_of(evidence.history).items())
+        f"{count} values of {name} could not be read, such as {example!r}"
+        for name, (count, example) in sorted(unread_of(evidence.history).items())
     )
 
 
@@ -151,7 +136,7 @@ def _unread(history: History, whose: str = "", *, since: int = 0) -> str:
     if one is None:
         return ""
     return (
-        f"{one.count} losses{whose} could not be read, such as {one.example!r}: have the group loss"
+        f"{one[0]} losses{whose} could not be read, such as {one[1]!r}: have the group loss"
         " of workload.progress.regex match one number, or print one"
     )
 
@@ -168,9 +153,9 @@ def _finite(values: Sequence[float]) -> bool:
     return all(map(math.isfinite, values))
 
 
-def _as_text(values: Sequence[float]) -> str:
-    return ", ".join(repr(value) for value in dict.fromkeys(values))
-
-
-def _rank_prefix(rank: int | None) -> str:
-    return "" if rank is None else f"rank {rank}: "
+def _told(
+    what: str, step: int, rank: int | None, mine: Sequence[float], theirs: Sequence[float]
+) -> str:
+    ours, others = (", ".join(map(repr, dict.fromkeys(values))) for values in (mine, theirs))
+    whose = "" if rank is None else f"rank {rank}: "
+    return f"{whose}{what} {ours} at step {step}, the control arm had {others}"

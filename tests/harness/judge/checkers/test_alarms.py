@@ -9,7 +9,7 @@ import pytest
 from tests.support.arms import evidence_of, inject, land, plan
 from tests.support.logs import Script
 from trainchaos.chaos.events.log import ORCHESTRATOR, Kind
-from trainchaos.harness.judge.checkers.faults.alarms import OF_TIMES, alarms
+from trainchaos.harness.judge.checkers.faults.promised import OF_TIMES, alarms
 from trainchaos.harness.judge.measure.pressure import others_of
 from trainchaos.harness.judge.results import Finding
 
@@ -55,7 +55,7 @@ def test_what_takes_long_beside_other_programs_is_inconclusive(what: str) -> Non
 
 @pytest.mark.parametrize(
     ("actor", "others"),
-    [("w1", 1.5), (ORCHESTRATOR, 0), (ORCHESTRATOR, "much"), (ORCHESTRATOR, 0.1)],
+    [("w1", 1.5), (ORCHESTRATOR, 0), (ORCHESTRATOR, 0.1)],
 )
 def test_a_rank_or_a_little_use_excuses_nothing(actor: str, others: Any) -> None:
     script = Script("drop-replica", arm="faulted")

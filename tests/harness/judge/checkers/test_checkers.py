@@ -43,13 +43,6 @@ def test_clean_logs_are_green(name: str) -> None:
     assert red(evidence) == {}
 
 
-@pytest.mark.parametrize("strategy", ["checkpoint-restart", "drop-replica", "hot-spare"])
-def test_clean_control_is_green(strategy: str) -> None:
-    script = control(strategy)
-    evidence = replace(evidence_of(script, [KILL]), arm="control", control=None)
-    assert red(evidence) == {}
-
-
 def test_a_machine_that_is_slow_for_the_whole_arm_proves_nothing_of_liveness() -> None:
     script, slower = arms.hot_spare(), 3
     for line in script.lines:
@@ -219,28 +212,3 @@ def test_names() -> None:
     with pytest.raises(KeyError, match="livness"):
         names_of(["livness"])
     assert all(checker.__doc__ for checker in CHECKERS.values())
-
-
-@pytest.mark.parametrize("hit", [4, 3, 2])
-def test_nobody_is_to_be_named_where_all_members_were_hit_alike(hit: int) -> None:
-    script = Script("hot-spare", spares=1)
-    arms.plan(script, "skip", "collective-skip", ranks=list(range(hit)))
-    script.train(26)
-    script.take(27)
-    for rank in range(hit):
-        about = {"fault": "skip", "kind": "collective-skip", "occurrence": rank}
-        script.orchestrator(
-            Kind.FAULT_INJECTED, step=27, **about, target={"process": f"w{rank}", "rank": rank}
-        )
-    script.orchestrator(
-        Kind.FAILURE_DETECTED,
-        step=27,
-        failure=1,
-        cause="error",
-        process=None,
-        rank=None,
-        detail="a collective failed",
-    )
-    skip = {**KILL, "id": "skip", "kind": "collective-skip", "target": {"select": "all"}}
-    found = CHECKERS["detection"](evidence_of(script, [skip]))
-    assert found.verdict == (FAIL if hit == 3 else "pass"), found.witness

@@ -170,17 +170,3 @@ def test_a_keeper_that_is_stopped_does_not_answer_until_it_goes_on(
         script.lines.append(Line(ORCHESTRATOR, kind, when + 1 + number, 1, None, {**about, **data}))
     script.lines.sort(key=lambda line: line.time_ns)
     assert verdicts(script).get("no-lost-commit") == verdict
-
-
-@pytest.mark.parametrize("evidence", [{"signal": "SIGTERM"}, {}])
-def test_a_keeper_that_was_hit_otherwise_answers(evidence: dict[str, str]) -> None:
-    script = job(20)
-    when = script.find(Kind.FAILURE_DETECTED)[0].time_ns
-    about: dict[str, Any] = {"fault": "stop", "occurrence": 0}
-    hit = {"kind": "node-stop", "target": {"processes": ["k0", "k1"]}}
-    for after, (kind, data) in enumerate(
-        [(Kind.FAULT_INJECTED, hit), (Kind.FAULT_EFFECT, {"evidence": evidence})], start=1
-    ):
-        script.lines.append(Line(ORCHESTRATOR, kind, when + after, 1, None, {**about, **data}))
-    script.lines.sort(key=lambda line: line.time_ns)
-    assert verdicts(script).get("no-lost-commit") == FAIL

@@ -14,7 +14,6 @@ from tests.support.arms import FAIL, LEFT_OPEN, OPEN, judged
 from tests.support.search import defects
 from tests.support.search.simulate import KILL, Played, cell_of, evidence, play
 from trainchaos.chaos.scenario.model import Cell
-from trainchaos.harness.judge.checkers import CHECKERS, check_all
 from trainchaos.harness.sim.rank.behaviour import Behaviour
 from trainchaos.recovery.policy.strategy import Strategy
 
@@ -127,17 +126,3 @@ def test_a_defect_turns_its_checker_red_and_no_other(name: str, memory: Path) ->
     findings = judged(evidence(*arms(cell, memory, defect())))
     found = {checker: finding for checker, finding in findings.items() if finding.verdict != "pass"}
     assert {checker: finding.verdict for checker, finding in found.items()} == expected, found
-
-
-@pytest.mark.slow
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("fault", [[KILL], [HANG], [NAN], [CORRUPT, KILL]], ids=str)
-@pytest.mark.parametrize("recovery", [RESTART, DROP, SPARE])
-def test_without_a_defect_all_is_green(
-    recovery: str, fault: list[dict[str, Any]], memory: Path
-) -> None:
-    faulted, control = arms(cell_of(recovery, fault), memory)
-    for seen in (evidence(faulted, control), evidence(control, None)):
-        assert {name: f.verdict for name, f in check_all(seen).items()} == dict.fromkeys(
-            CHECKERS, "pass"
-        )

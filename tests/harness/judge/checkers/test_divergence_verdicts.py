@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.mutations.tape import Tape
-from tests.support.portions import long_but
 from tests.support.search.simulate import cell_of, evidence, play
 from trainchaos.chaos.events.log import Event, Kind, read_actor
 from trainchaos.harness.judge.checkers import CHECKERS, Evidence, check
@@ -26,31 +25,6 @@ ABOUT = ("no-lost-commit", "checkpoint-integrity")
 
 def verdicts(made: Evidence) -> dict[str, str]:
     return {name: check(CHECKERS[name], made).verdict for name in ABOUT}
-
-
-@pytest.mark.slow
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("memory", [False, {"every": 2}], ids=["disk", "memory"])
-@pytest.mark.parametrize("target", [ONE, TWO], ids=["one", "no-majority"])
-@pytest.mark.parametrize(
-    "recovery",
-    long_but(
-        ["checkpoint-restart", "hot-spare", "drop-replica"], "checkpoint-restart", "hot-spare"
-    ),
-)
-def test_a_divergence_that_was_found_fails_nothing(
-    tmp_path: Path, recovery: str, target: dict[str, Any], memory: Any
-) -> None:
-    cell = cell_of(recovery, [{**DESYNC, **target}], verify_every=15, memory=memory)
-    played = play(cell, tmp_path, seed=5)
-    causes = [e.data["cause"] for e in played.log.of(Kind.FAILURE_DETECTED)]
-    assert causes and set(causes) == {"diverged"} and played.outcome == "completed"
-    about = (
-        *ABOUT,
-        "replica-equality",
-    )  # checkpoints lie between the corruption and the comparison that found it
-    found = {name: check(CHECKERS[name], evidence(played, None)) for name in about}
-    assert {name: one.verdict for name, one in found.items()} == dict.fromkeys(about, "pass"), found
 
 
 @pytest.fixture(scope="module")
@@ -134,32 +108,6 @@ def test_a_difference_that_nobody_compared_is_no_matter_once_all_of_it_is_given_
     assert found.verdict == ("fail" if change else "pass"), found
     lost = check(CHECKERS["no-lost-commit"], judged)  # what was in memory was dropped
     assert lost.verdict == ("fail" if "told" in change else "pass"), lost
-
-
-@pytest.mark.parametrize("change", ["", "nobody was told", "it went on with survivors"])
-def test_a_difference_is_given_up_too_where_nothing_is_left_to_go_back_to(
-    tmp_path: Path, change: str
-) -> None:
-    """The only checkpoint is in doubt when another supervisor takes over: the job gives up."""
-    faults = [
-        {"id": "d", "kind": "replica-desync", "at": {"step": 1}},
-        {"id": "c", "kind": "coordinator-kill", "at": {"step": 1}},
-        {"id": "k", "kind": "gpu-error", "at": {"step": 2}},
-    ]
-    cell = cell_of("checkpoint-restart", faults, ranks=2, steps=10, every=1)
-    played = play(cell, tmp_path, seed=3068)
-    assert played.log.first(Kind.RUN_FINISHED).data["outcome"] == "gave-up"
-    made = Tape.of(
-        {path.stem: read_actor(path).events for path in played.directory.glob("*.jsonl")}
-    )
-    told = made.find(Kind.GENERATION_STARTED, generation=2)[0]
-    assert (told.data["doubts"], told.data["state"]) == ([[2, 0]], "checkpoint")
-    if change == "nobody was told":
-        del told.data["doubts"]
-    elif change == "it went on with survivors":
-        told.data["state"] = "survivors"
-    found = check(CHECKERS["replica-equality"], evidence(replace(played, log=made.log()), None))
-    assert found.verdict == ("fail" if change else "inconclusive"), found
 
 
 def test_a_doubt_without_a_reason_is_lost_work(tmp_path: Path) -> None:
@@ -261,27 +209,6 @@ def test_what_is_known_to_be_rotten_is_not_left_to_agree_on(tmp_path: Path) -> N
 
     assert unknown == dict.fromkeys(ABOUT, "pass")
     assert judged((played, files), noticed)["checkpoint-integrity"] == "fail"
-
-
-def test_whoever_is_left_of_a_job_that_began_anew_has_lost_nothing(tmp_path: Path) -> None:
-    """All of the first generation are gone, and one of those who begin anew before it has said what
-    it holds.
-    """
-    stop = {"id": "stop", "kind": "node-stop", "at": {"step": 2}}
-    kill = {"id": "kill", "kind": "oom-kill", "at": {"event": "regroup"}}
-    cell = cell_of(
-        "drop-replica", [stop, kill], every=2, steps=4, ranks=2, launcher={"kind": "sim"}
-    )
-    played = play(cell, tmp_path, seed=0)
-    files = {
-        path.stem: read_actor(path).events for path in sorted(played.directory.glob("*.jsonl"))
-    }
-
-    def of_peers(log: Tape) -> None:
-        log.find(Kind.GENERATION_STARTED, generation=2)[0].data["state"] = "peer"
-
-    assert judged((played, files), lambda _: None)["no-lost-commit"] == "pass"
-    assert judged((played, files), of_peers)["no-lost-commit"] == "fail"
 
 
 @pytest.mark.parametrize(("answers", "verdict"), [(True, "pass"), (False, "fail")])

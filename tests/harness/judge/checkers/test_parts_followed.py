@@ -11,7 +11,7 @@ import pytest
 from tests.support import arms
 from tests.support.logs import Script
 from trainchaos.chaos.events.log import Kind
-from trainchaos.harness.judge.checkers.job.ending import _fills_a_replica
+from trainchaos.harness.judge.checkers.job.ending import fills_a_replica
 from trainchaos.harness.judge.checkers.job.world import without_need
 from trainchaos.harness.judge.record.history import History
 from trainchaos.harness.judge.record.lineage import history_of
@@ -85,7 +85,7 @@ def test_idle_spares_fill_a_replica_where_each_part_has_one(
     places: dict[str, int], fills: bool
 ) -> None:
     history = shrunk(places, ["w2", "w3"])
-    assert _fills_a_replica(history, {"s0": 30, "s1": 30}) == fills
+    assert fills_a_replica(history, {"s0": 30, "s1": 30}) == fills
 
 
 def test_a_log_without_places_is_judged_as_before() -> None:

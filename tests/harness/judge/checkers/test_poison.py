@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.sim.test_sim import DROP, RESTART_ALL, SPARE, STRATEGIES, files, found, of
+from tests.harness.sim.test_sim import DROP, RESTART_ALL, SPARE, STRATEGIES, found, of
 from tests.support.arms import judged
 from tests.support.portions import first_in_test, long_but
 from tests.support.search.simulate import BATCH, KILL, SAMPLES, cell_of, evidence, play
@@ -52,12 +52,6 @@ def test_it_is_found_at_the_second_failure_and_left_out(
     ]
     assert sample not in taken, "in later epochs too"
     assert due >= 2, "the data set is gone through more than once"
-
-
-@pytest.mark.long
-def test_two_runs_of_one_seed_are_the_same(memory: Path) -> None:
-    one, two = (files(play(cell_of(SPARE, [poison()]), memory / name, seed=4)) for name in "ab")
-    assert one == two
 
 
 @pytest.mark.slow

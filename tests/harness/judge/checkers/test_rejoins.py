@@ -16,7 +16,7 @@ from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.loading.overrides import of_option
 from trainchaos.harness.judge.checkers import PREFLIGHT
-from trainchaos.harness.judge.checkers.faults.rejoins import rejoins
+from trainchaos.harness.judge.checkers.faults.promised import rejoins
 from trainchaos.harness.judge.results import Finding
 from trainchaos.harness.sim.cluster import SimChecks
 from trainchaos.recovery.health.checks import Answer, Spot

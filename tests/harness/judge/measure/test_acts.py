@@ -11,7 +11,7 @@ from tests.support.search.simulate import Played, cell_of, evidence, play
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.checkers.faults.noticed import expectations
 from trainchaos.harness.judge.incident import Incident
-from trainchaos.harness.judge.measure.acts import _outcome, merged
+from trainchaos.harness.judge.measure.incidents import merged, outcome_of
 from trainchaos.harness.judge.measure.measure import ArmMeasures, measure
 
 THREE = {"select": {"count": 3}}
@@ -113,15 +113,15 @@ def test_the_worst_of_the_victims_counts() -> None:
     def of(outcome: str, detected_by: str | None = "exit") -> Incident:
         return Incident.model_construct(outcome=outcome, detected_by=detected_by)  # type: ignore[arg-type]
 
-    assert _outcome([of("recovered"), of("masked", None)]) == "recovered"
-    assert _outcome([of("recovered"), of("hang", None)]) == "hang", (
+    assert outcome_of([of("recovered"), of("masked", None)]) == "recovered"
+    assert outcome_of([of("recovered"), of("hang", None)]) == "hang", (
         "the job stood still after one was answered"
     )
-    assert _outcome([of("fail-stop"), of("hang", None)]) == "fail-stop", (
+    assert outcome_of([of("fail-stop"), of("hang", None)]) == "fail-stop", (
         "told of one, the job gave up"
     )
-    assert _outcome([of("fail-stop"), of("sdc-escape", None)]) == "sdc-escape"
-    assert _outcome([of("not-landed", None), of("degraded")]) == "degraded"
+    assert outcome_of([of("fail-stop"), of("sdc-escape", None)]) == "sdc-escape"
+    assert outcome_of([of("not-landed", None), of("degraded")]) == "degraded"
 
 
 def test_what_is_said_of_several_victims_keeps_every_value() -> None:

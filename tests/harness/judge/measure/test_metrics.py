@@ -15,7 +15,7 @@ import pytest
 
 from tests.support import arms
 from tests.support.arms import control
-from tests.support.logs import MS, Script
+from tests.support.logs import Script
 from tests.support.search.simulate import cell_of, play
 from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.plugins import load
@@ -81,29 +81,6 @@ def test_a_spare_that_is_used_up_is_never_there_again() -> None:
     found = measure(arms.hot_spare().log(), control("hot-spare", spares=1).log())
     assert found.incidents[0].outcome == "recovered"
     assert found.values["time_to_redundancy"] == [math.inf]
-
-
-def test_a_spare_that_is_replaced_is_there_when_it_is_ready() -> None:
-    script = arms.hot_spare()
-    injected = next(line for line in script.lines if line.kind is Kind.FAULT_INJECTED)
-    after = next(
-        index
-        for index, line in enumerate(script.lines)
-        if line.kind is Kind.STEP_COMMITTED and line.step == 33 and line.actor == "w0"
-    )
-    tail, script.lines[after:] = script.lines[after:], []
-    script.now = script.lines[-1].time_ns
-    script.spawn("s1", role="spare")
-    ready = script.lines[-2] if script.lines[-1].kind is Kind.ACTOR_STARTED else script.lines[-1]
-    assert ready.kind is Kind.PROCESS_READY
-    shift = script.now - tail[0].time_ns + MS
-    for line in tail:
-        line.time_ns += shift
-    script.lines += tail
-    found = measure(script.log(), control("hot-spare", spares=1).log())
-    assert found.values["time_to_redundancy"] == [
-        pytest.approx((ready.time_ns - injected.time_ns) / 1e9)
-    ]
 
 
 @pytest.mark.parametrize("strategy", ["checkpoint-restart", "drop-replica", "hot-spare"])

@@ -11,7 +11,7 @@ from tests.support.arms import FAIL, KILL, control, evidence_of, judged
 from tests.support.logs import MS, Script
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.measure.measure import measure
-from trainchaos.harness.judge.measure.pauses import checkpoint_stalls, evaluations
+from trainchaos.harness.judge.measure.partition import checkpoint_stalls, evaluations
 from trainchaos.harness.judge.record.lineage import history_of
 
 TAKES_MS = 200

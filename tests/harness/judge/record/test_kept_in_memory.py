@@ -7,6 +7,7 @@ import pytest
 from tests.support.logs import Script
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.record.kept_in_memory import held_in_memory
+from trainchaos.harness.judge.record.lineage import history_of
 
 
 def saved(steps: list[int], *, shards: int = 1, torn: int = 0) -> dict[str, int]:
@@ -31,9 +32,8 @@ def saved(steps: list[int], *, shards: int = 1, torn: int = 0) -> dict[str, int]
             )
     until = script.now
     script.finish()
-    return held_in_memory(
-        script.log(), since_ns=until, until_ns=until, before=2, in_doubt=lambda *_: False
-    )
+    history = history_of(script.log())
+    return held_in_memory(history, since_ns=until, until_ns=until, before=2)
 
 
 @pytest.mark.parametrize("shards", [1, 2])

@@ -128,13 +128,6 @@ def test_reports_of_one_machine_say_nothing_of_nodes(tmp_path: Path) -> None:
     assert "### Nodes" not in markdown.render(run, results).read_text()
 
 
-def test_results_with_nodes_come_back_from_json(
-    stored: tuple[RunDirectory, Results, Incident],
-) -> None:
-    _, results, _ = stored
-    assert Results.model_validate_json(json.dumps(results.model_dump(mode="json"))) == results
-
-
 @pytest.mark.parametrize(
     ("kind", "data", "generation", "text"),
     [

@@ -1,4 +1,6 @@
-"""Whether suspect places were checked before a process rejoined there, and kept out if unfit."""
+"""What a scenario promises of a fault beside its outcome: the alarms of health detectors, and no
+others; and that suspect places were checked before a process rejoined there, and kept out if unfit.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,75 @@ import math
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.scenario.fault import FaultSpec
-from trainchaos.harness.judge.evidence.evidence import Evidence, some, verdict_of
+from trainchaos.harness.judge.evidence.evidence import Evidence, some, unknown, verdict_of
+from trainchaos.harness.judge.measure.pressure import TOO_BUSY, others_of
 from trainchaos.harness.judge.record.episode import Episode
+from trainchaos.harness.judge.record.episodes import AlarmRaised, alarms_of, steps_until
 from trainchaos.harness.judge.record.history import NS
 from trainchaos.harness.judge.results import Finding
+
+OF_TIMES = frozenset({"straggler", "throughput-drop", "hang"})
+"""Alarms that say that something takes long, which other programs on the machine cause too."""
+IN_NOISE = frozenset({"straggler", "throughput-drop"})
+"""Of these, alarms that are told from the noise of times: other programs may hide a fault in it."""
+
+
+def alarms(evidence: Evidence) -> Finding:
+    """Each occurrence of a fault with ``expect.alarm`` is followed by that alarm, of what it hit,
+    within ``expect.alarm_within`` steps; and every alarm is of something that a fault had hit. In
+    the control arm there is none. Where other programs used much of the machine, one that only says
+    that something took long is inconclusive, and so is one that has to be told from their noise and
+    is missing or late.
+    """
+    raised = alarms_of(evidence.history, () if evidence.is_control else evidence.measures.episodes)
+    busy = others_of(evidence.log) is not None
+    alien = [alarm for alarm in raised if not alarm.by]
+    excused = [alarm for alarm in alien if busy and alarm.what in OF_TIMES]
+    problems = [
+        f"an alarm that no fault explains: {_alarm(alarm)}"
+        for alarm in alien
+        if alarm not in excused
+    ]
+    met: list[str] = []
+    missing: list[str] = []
+    hidden: list[str] = []
+    for episode in () if evidence.is_control else evidence.measures.episodes:
+        fault = evidence.fault(episode.fault)
+        if fault is None or fault.expect.alarm is None or episode.injected is None:
+            continue
+        if episode.landed is None:
+            missing.append(f"{fault.id} never landed, so that no alarm was due")
+            continue
+        said, well = _answered(evidence, fault, episode, raised)
+        drowned = busy and fault.expect.alarm in IN_NOISE
+        (met if well else hidden if drowned else problems).append(said)
+    if not problems and (excused or hidden):
+        names = ", ".join(dict.fromkeys(map(_alarm, excused)))
+        said = f"an alarm says: {names}" if excused else some(hidden)
+        return unknown(f"{TOO_BUSY}other programs used much of it, and {said}")
+    return verdict_of(problems, some(met) or "no alarm was raised, and none was due", missing)
+
+
+def _answered(
+    evidence: Evidence, fault: FaultSpec, episode: Episode, raised: list[AlarmRaised]
+) -> tuple[str, bool]:
+    """What became of the alarm that one occurrence should raise, and whether that is right."""
+    due, within = fault.expect.alarm, fault.expect.alarm_within
+    mine = [one for one in raised if one.what == due and episode in one.by]
+    if not mine:
+        others = sorted({one.what for one in raised if episode in one.by})
+        beside = f"; raised were: {', '.join(others)}" if others else ""
+        return f"{fault.id} should have raised the alarm {due}, and did not{beside}", False
+    steps = steps_until(evidence.history, episode, mine[0].event)
+    if within is not None and steps > within:
+        late = f"came {steps} steps after the fault, {within} are allowed"
+        return f"{fault.id}: {_alarm(mine[0])} {late}", False
+    return f"{fault.id}: {_alarm(mine[0])}, {steps} steps after the fault", True
+
+
+def _alarm(alarm: AlarmRaised) -> str:
+    return f"{alarm.what} of {alarm.place}"
+
 
 _WORDS = {True: "fit", False: "unfit", None: "not known to be fit"}
 
@@ -36,9 +103,9 @@ def rejoins(evidence: Evidence) -> Finding:
         for spot in spots:
             checked = _checked(evidence, episode, spot)
             if checked is None:
-                problems.append(f"{fault.id}: {_said(spot)} was not checked")
+                problems.append(f"{fault.id}: {_place(spot)} was not checked")
             elif checked.data["fit"] is None:
-                missing.append(f"{fault.id}: {_said(spot)}: {checked.data['said']}")
+                missing.append(f"{fault.id}: {_place(spot)}: {checked.data['said']}")
             else:
                 wrong, said = _used(evidence, fault, spot, checked)
                 (problems if wrong else met).append(f"{fault.id}: {said}")
@@ -50,7 +117,7 @@ def _used(
 ) -> tuple[bool, str]:
     """Whether what became of a checked place is wrong, and what became of it."""
     found = _WORDS[checked.data["fit"]]
-    said = f"{_said(spot)} is {found}"
+    said = f"{_place(spot)} is {found}"
     if found != fault.expect.preflight:
         return True, f"{said}, should be {fault.expect.preflight}: {checked.data['said']}"
     since_ns = checked.time_ns - round(checked.data["seconds"] * NS)
@@ -61,7 +128,7 @@ def _used(
         if other := _other_place(evidence, spot, event.time_ns):
             when = "before it was checked" if event in early else f"though it is {found}"
             name = event.data["process"]
-            return True, f"{name} started on {_said(spot)} {when}, and not on {_said(other)}"
+            return True, f"{name} started on {_place(spot)} {when}, and not on {_place(other)}"
     if found == "unfit":
         return False, f"{said}, and {_names(later)} there later"
     return not later, f"{said}, and {_names(later)} there later"
@@ -129,7 +196,7 @@ def _spot(event: Event) -> tuple[int, str]:
     return int(event.data["node"]), str(event.data["device"])
 
 
-def _said(spot: tuple[int, str]) -> str:
+def _place(spot: tuple[int, str]) -> str:
     return f"{spot[1]} of node {spot[0]}"
 
 

@@ -54,8 +54,6 @@ class AgentProcesses:
     ) -> None:
         self._node = Node(server, recipe, named=named)
         self._post, self._scratch = post, scratch
-        self.fileno = self._node.fileno
-        """Readable when ``reports`` has something."""
         self._tails: dict[str, list[FileTail]] = {}
         self._ranks: set[str] = set()
         self._spoken: set[str] = set()
@@ -63,6 +61,10 @@ class AgentProcesses:
         self._asked: dict[str, str] = {}  # for their stacks: what they had written at the last look
         self.pids: dict[str, int] = {}
         self.ended: deque[protocol.Ended] = deque(maxlen=KEPT_ENDED)
+
+    def fileno(self) -> int:
+        """Readable when ``reports`` has something."""
+        return self._node.fileno()
 
     def reports(self) -> list[Report]:
         """What happened since the last call."""

@@ -151,8 +151,8 @@ class NodeState:
     ``beat_ns``: when its marks came last; ``pressed``: its newest reading of CPU pressure, and when
     that was made; ``left_ns``: since when it is not connected (0: it is), ``how`` that connection
     ended and the ``pace`` of the other nodes then; ``asked``: a process was to be started on it
-    while it was silent; ``wanted_ns``: since when the job waits for it; ``traffic``: bytes sent and
-    received over earlier connections; ``on_hang_up``: called before its connection is closed.
+    while it was silent; ``wanted_ns``: since when the job waits for it; ``on_hang_up``: called
+    before its connection is closed.
     """
 
     node: int
@@ -173,7 +173,6 @@ class NodeState:
     ping_due_ns: int = 0
     pings: int = 0
     cleared: dict[int, str] | None = None
-    traffic: tuple[int, int] = (0, 0)
     on_hang_up: Callable[[], None] | None = None
 
     def info(self, now_ns: int, *, heard_ns: int) -> NodeInfo:
@@ -250,17 +249,9 @@ class NodeState:
         """Whether the job waits for it."""
         return self.asked or self.post.waits
 
-    def bytes_total(self) -> tuple[int, int]:
-        """Bytes sent to the agent and received from it, since it joined."""
-        sent, received = self.traffic
-        if self.link is None:
-            return sent, received
-        return sent + self.link.sent_bytes, received + self.link.received_bytes
-
     def hang_up(self) -> None:
         """Close its connection."""
         if self.link is not None:
-            self.traffic = self.bytes_total()
             if self.on_hang_up is not None:
                 self.on_hang_up()
             self.link.close()

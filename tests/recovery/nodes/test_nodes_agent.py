@@ -30,7 +30,8 @@ from tests.support.running import LIMIT_S, readable
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.recovery.cli.takeover_log import lock
 from trainchaos.recovery.nodes import serve
-from trainchaos.recovery.nodes.coordinator.fleet import Fleet, FleetLimits, NodeGone
+from trainchaos.recovery.nodes.coordinator.fleet import Fleet, NodeGone
+from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
 from trainchaos.recovery.nodes.coordinator.node_state import (
     NodeJoined,
     NodeLost,
@@ -300,11 +301,13 @@ def test_an_idle_node_says_next_to_nothing(arm: Yard) -> None:
     for name in names:
         arm.spawn(name, 0)
     ready(arm, *names)
-    before, began_s = arm.fleet.traffic()[0], time.monotonic()
+    link = arm.fleet.states[0].link
+    assert link is not None
+    before, began_s = (link.sent_bytes, link.received_bytes), time.monotonic()
     arm.until(lambda _: time.monotonic() > began_s + 1.0)
-    after, seconds = arm.fleet.traffic()[0], time.monotonic() - began_s
-    assert after[0] - before[0] < 2000 * seconds, "bytes to it in a second"
-    assert after[1] - before[1] < 8000 * seconds, (
+    seconds = time.monotonic() - began_s
+    assert link.sent_bytes - before[0] < 2000 * seconds, "bytes to it in a second"
+    assert link.received_bytes - before[1] < 8000 * seconds, (
         "bytes from it: two beats and what the ranks logged when they began"
     )
 

@@ -353,12 +353,3 @@ def test_the_share_of_a_decision_in_the_rate() -> None:
     for rate, every_s in ((0.0, 1.0), (1.0, 0.0), (math.nan, 1.0), (-1.0, 1.0)):
         with pytest.raises(ValueError, match="more than 0"):
             tail(rate, every_s)
-
-
-@pytest.mark.parametrize("make", ALL, ids=lambda make: make().what)
-def test_what_is_stated(make: Callable[[], Detector]) -> None:
-    assert 0.0 <= make().rate <= 0.01
-    assert make().what in METRICS
-    assert make().look([], 0.0) == []
-    others = [Reading(JOB, "smell", math.nan, "", 0.0)] * 10
-    assert make().look(others, 0.0) == []

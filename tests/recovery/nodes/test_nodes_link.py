@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trainchaos.recovery.nodes.link.clock import DRIFT, REPEAT_S, ClockWatch
@@ -33,34 +33,6 @@ def linked() -> tuple[Link, Link]:
 
 def number_of(parcel: Parcel) -> int:
     return int(parcel.frame.process)
-
-
-@pytest.mark.slow
-@settings(max_examples=settings().max_examples * 3 // 5, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_nothing_is_lost_doubled_or_reordered_over_any_connections(seed: int) -> None:
-    dice = random.Random(seed)
-    sender, receiver = Post(limit=10_000), Post(limit=10_000)
-    heard: list[int] = []
-    said = 0
-    while said < 100 or len(heard) < said:
-        one, two = linked()
-        sender.reconnected()
-        for _ in range(dice.randrange(1, 8)):
-            for _ in range(dice.randrange(10) if said < 100 else 0):
-                sender.add(Sinking(process=str(said)))
-                said += 1
-            sender.pump(one)
-            if dice.random() < 0.7:
-                one.flush()
-            for parcel in two.take():
-                if receiver.accept(parcel):
-                    heard.append(number_of(parcel))
-            if dice.random() < 0.5:
-                sender.confirmed(receiver.received)
-        for link in (one, two):  # with whatever is on its way
-            link.close()
-    assert heard == list(range(said))
 
 
 def test_a_gap_is_refused() -> None:

@@ -148,11 +148,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="to which monitors of this node append reports, a JSON line each (docs/health.md)",
     )
-    parser.add_argument(
-        "--boot",
-        default="",
-        help="id of the boot of the coordinator's machine, if it may be this one",
-    )
+    boot = "id of the boot of the coordinator's machine, if it may be this one"
+    parser.add_argument("--boot", default="", help=boot)
     parser.add_argument(
         "--entry", metavar="MODULE:FUNCTION", help="of warm processes; for recovery.run"
     )

@@ -57,8 +57,8 @@ class AgentListener:
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._entered: queue.SimpleQueue[Entered] = queue.SimpleQueue()
         self._strangers: dict[asyncio.Task[None], tuple[float, str]] = {}  # the oldest first
-        self._room = asyncio.Event()
         self._loop = asyncio.new_event_loop()
+        self._room = self._loop.create_future()  # done when a stranger has gone
         self._main = self._loop.create_task(self._listen())
         self._thread = threading.Thread(target=self._serve, name="listener", daemon=True)
         self._thread.start()
@@ -116,9 +116,8 @@ class AgentListener:
                     oldest.cancel()
                     self._turn_away(host, ConnectionError("it took too long, and others waited"))
                     continue
-                self._room.clear()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._room.wait(), left_s)
+                self._room = loop.create_future()
+                await asyncio.wait({self._room}, timeout=left_s)
             host = str(peer[0])
             self._strangers[loop.create_task(self._greet(sock, host))] = loop.time(), host
 
@@ -162,7 +161,8 @@ class AgentListener:
 
     def _forget(self, stranger: asyncio.Task[None]) -> None:
         self._strangers.pop(stranger, None)
-        self._room.set()
+        if not self._room.done():
+            self._room.set_result(None)
 
     def _turn_away(self, host: str, error: Exception) -> None:
         node = error.node if isinstance(error, AuthenticationFailed) else None

@@ -140,7 +140,6 @@ class RemoteProcess:
     mark: Mark = NEVER
     state: str = "R"
     pulse: Pulse = field(default_factory=Pulse)
-    gone: bool = False
     reported_dying: bool = False
     stacks: str | None = None
 

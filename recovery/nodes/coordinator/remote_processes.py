@@ -124,7 +124,6 @@ class RemoteProcesses:
 
     def forget(self, process: RemoteProcess) -> None:
         """It has exited."""
-        process.gone = True
         self._living.pop(process.name, None)
         there = self._on.get(process.node, {})
         there.pop(process.name, None)

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 import pytest
 
 from trainchaos.recovery.detection.pace import HangLimits
-from trainchaos.recovery.health.detectors.base import Alarm, Detector, tail
-from trainchaos.recovery.health.detectors.devices import (
+from trainchaos.recovery.health.detector import Alarm, Detector, tail
+from trainchaos.recovery.health.device_detectors import (
     EccDetector,
     IdleDetector,
     LinkDetector,
     ThermalDetector,
 )
-from trainchaos.recovery.health.detectors.job import (
+from trainchaos.recovery.health.job_detectors import (
     DigestDetector,
     HangDetector,
     StragglerDetector,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.recovery.health.test_detectors import ALL, METRICS
-from trainchaos.recovery.health.detectors.base import Alarm, Detector
+from trainchaos.recovery.health.detector import Alarm, Detector
 from trainchaos.recovery.health.readings import Place, Reading
 
 MAKES = pytest.mark.parametrize("make", ALL, ids=lambda make: make().what)

@@ -20,14 +20,13 @@ from trainchaos.recovery.nodes.link import protocol
 from trainchaos.recovery.nodes.link.beat_rate import LEAST_S, QUIET
 from trainchaos.recovery.nodes.link.files import FileTail
 from trainchaos.recovery.nodes.link.link import Post
-from trainchaos.recovery.nodes.link.protocol import MarkWords
 from trainchaos.recovery.process.forkserver import ForkServer
 from trainchaos.recovery.process.local import Dying, Exited, MessageReceived, Report
 from trainchaos.recovery.process.node import LaunchRecipe, Node
 from trainchaos.recovery.process.pressure import EVERY_S as PRESSURE_EVERY_S
 from trainchaos.recovery.process.pressure import PressureReader
 from trainchaos.recovery.process.stacks import STACK_SIGNAL
-from trainchaos.recovery.transport.progress_counters import PHASES, Mark
+from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.wire import Message
 
 SILENT_NS = 100_000_000
@@ -101,7 +100,7 @@ class AgentProcesses:
                 exit_code=report.exit_code,
                 signal=report.signal,
                 time_ns=report.time_ns,
-                mark=_words(self._node.mark(report.process)),
+                mark=self._node.mark(report.process),
             )
             self.ended.append(ended)
             for book in (self._ranks, self._spoken, self._deaf):
@@ -119,9 +118,9 @@ class AgentProcesses:
         for name in self.pids:
             self._send_files(name)
 
-    def marks(self) -> Mapping[str, MarkWords]:
+    def marks(self) -> Mapping[str, Mark]:
         """The marks of all living processes."""
-        return {name: _words(self._node.mark(name)) for name in self.pids}
+        return {name: self._node.mark(name) for name in self.pids}
 
     def states(self) -> Mapping[str, str]:
         """The kernel's state of all living processes."""
@@ -225,19 +224,6 @@ class AgentProcesses:
         return path
 
 
-def _words(mark: Mark) -> MarkWords:
-    return (
-        mark.generation,
-        mark.step,
-        PHASES.index(mark.phase),
-        mark.collective,
-        mark.time_ns,
-        mark.committed,
-        mark.last_seq,
-        mark.busy_s,
-    )
-
-
 class Beats:
     """The marks and states reported last, so that only changes are sent. Make a new one for a
     coordinator that may know nothing. ``beat_s``: what it said.
@@ -245,7 +231,7 @@ class Beats:
 
     def __init__(self, beat_s: float = LEAST_S) -> None:
         self._beat_s = beat_s
-        self._marks: Mapping[str, MarkWords] = {}
+        self._marks: Mapping[str, Mark] = {}
         self._states: Mapping[str, str] = {}
         self._sent_s = 0.0
 

@@ -75,7 +75,7 @@ class Fleet(Connections):
         for state in there:
             state.cleared = None
             state.want(self._clock_ns())
-            state.post.put(protocol.Clear(), needed=True)
+            state.post.add(protocol.Clear(), needed=True)
         until_s = time.monotonic() + self._limits.clear_s
         while any(b.cleared is None and not b.lost for b in there) and time.monotonic() < until_s:
             self.turn(LOOK_S)
@@ -128,7 +128,7 @@ class Fleet(Connections):
             process=name, mode="warm" if mode == "warm" else "cold", config=text, log=log
         )
         state.want(self._clock_ns())
-        state.post.put(start, needed=True)
+        state.post.add(start, needed=True)
         self._asked[name] = state
 
     def started(self, name: str, node: int) -> int:

@@ -23,7 +23,7 @@ from typing import Any
 
 from trainchaos.recovery.nodes.link import handshake
 from trainchaos.recovery.nodes.link.link import READ, Link
-from trainchaos.recovery.nodes.link.protocol import FROM_AGENT, Hello, Parcel
+from trainchaos.recovery.nodes.link.protocol import Hello, Parcel
 from trainchaos.recovery.transport.auth import LATE, LIMIT_S, MAX_MESSAGE, AuthenticationFailed
 from trainchaos.recovery.transport.stream import MessageError
 
@@ -150,7 +150,7 @@ class AgentListener:
                 await loop.sock_sendall(sock, answer)
             if proof.refusal is not None:
                 raise proof.refusal
-        link = Link(sock, handshake.admitted(proof.key), FROM_AGENT)
+        link = Link(sock, proof.key, agent=False)
         while not (parcels := link.took(await loop.sock_recv(sock, READ))):
             pass
         if len(parcels) > 1:

@@ -11,12 +11,12 @@ from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.recovery.health.signs import Sign
 from trainchaos.recovery.nodes.coordinator.loss import How
 from trainchaos.recovery.nodes.link.clock import ClockWatch, Offset
-from trainchaos.recovery.nodes.link.link import Link, Outbox
-from trainchaos.recovery.nodes.link.protocol import Hello, MarkWords, Pong, Pressed
+from trainchaos.recovery.nodes.link.link import Link, Post
+from trainchaos.recovery.nodes.link.protocol import Hello, Pong, Pressed
 from trainchaos.recovery.process.local import Dying, Exited, MessageReceived
 from trainchaos.recovery.process.pressure import PressureReading
 from trainchaos.recovery.process.starvation import Pulse
-from trainchaos.recovery.transport.progress_counters import NEVER, PHASES, Mark
+from trainchaos.recovery.transport.progress_counters import NEVER, Mark
 
 MAX_KEPT = 20_000  # messages that wait for one agent
 _ANY_NS = 1 << 62
@@ -157,7 +157,7 @@ class NodeState:
     node: int
     hello: Hello
     link: Link | None = None
-    post: Outbox = field(default_factory=lambda: Outbox(limit=MAX_KEPT))
+    post: Post = field(default_factory=lambda: Post(limit=MAX_KEPT))
     clock: ClockWatch = field(default_factory=ClockWatch)
     silent_ns: int = 0
     beat_ns: int = 0
@@ -200,22 +200,13 @@ class NodeState:
         offset: Offset | None = self.clock.offset(now_ns) if self.hello.boot != boot else None
         return theirs_ns - offset.offset_ns if offset is not None and theirs_ns else theirs_ns
 
-    def marks(self, all_words: Iterable[MarkWords], now_ns: int, boot: str) -> Iterator[Mark]:
-        """Progress marks, their times on our clock. Raises IndexError for an unknown phase."""
+    def marks(self, marks: Iterable[Mark], now_ns: int, boot: str) -> Iterator[Mark]:
+        """Progress marks, their times on our clock."""
         # once for all of them: the clock's offset is the best of many measurements
         behind_ns = _ANY_NS - self.ours_ns(_ANY_NS, now_ns, boot)
-        for words in all_words:
-            generation, step, phase, collective, time_ns, committed, last_seq, busy_s = words
-            yield Mark(
-                generation=generation,
-                step=step,
-                phase=PHASES[phase],
-                collective=collective,
-                time_ns=time_ns - behind_ns if time_ns else 0,
-                committed=committed,
-                last_seq=last_seq,
-                busy_s=busy_s,
-            )
+        for mark in marks:
+            its_ns = mark.time_ns
+            yield mark._replace(time_ns=its_ns - behind_ns) if behind_ns and its_ns else mark
 
     def answered(self, pong: Pong, now_ns: int, *, told: bool) -> Offset | None:
         """Its agent has answered a ping: what is new of its clock, and is to be reported. ``told``:

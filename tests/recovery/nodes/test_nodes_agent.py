@@ -37,8 +37,6 @@ from trainchaos.recovery.nodes.coordinator.node_state import (
 from trainchaos.recovery.nodes.link import handshake
 from trainchaos.recovery.nodes.link.link import Link, Parcel, Post
 from trainchaos.recovery.nodes.link.protocol import (
-    FROM_AGENT,
-    FROM_COORDINATOR,
     Ended,
     Fence,
     Hello,
@@ -458,7 +456,7 @@ def answer(listener: socket.socket, token: bytes) -> tuple[Link, Hello]:
     """Be a coordinator that somebody dials."""
     listener.settimeout(LIMIT_S)
     sock, _ = listener.accept()
-    link = Link(sock, admit(sock, token), FROM_AGENT)
+    link = Link(sock, admit(sock, token), agent=False)
     hello = await_parcel(link).frame
     assert isinstance(hello, Hello)
     return link, hello
@@ -520,7 +518,7 @@ def say_hello(yard: Yard, hello: Hello) -> Any:
     found: list[Any] = []
 
     def talk() -> None:
-        link = Link(sock, handshake.enter(sock, yard.token), FROM_COORDINATOR)
+        link = Link(sock, handshake.enter(sock, yard.token), agent=True)
         link.put(hello)
         link.flush()
         try:

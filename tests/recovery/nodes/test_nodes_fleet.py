@@ -32,7 +32,6 @@ from trainchaos.recovery.nodes.link import handshake
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.nodes.link.link import Link
 from trainchaos.recovery.nodes.link.protocol import (
-    FROM_COORDINATOR,
     Beat,
     Ended,
     Fence,
@@ -54,7 +53,7 @@ from trainchaos.recovery.transport.wire import Abort, Message, Parked, Ready, St
 
 TOKEN = b"t" * 32
 SECOND = 1_000_000_000
-MARK = (1, 7, 4, 2, 1000 * SECOND, 6, 41, 0)
+MARK = (1, 7, "collective", 2, 1000 * SECOND, 6, 41, 0)
 
 
 class Clock:
@@ -108,7 +107,7 @@ class Puppet:
 
 def dialled(fleet: Fleet) -> Link:
     sock = socket.create_connection(fleet.address, timeout=LIMIT_S)
-    return Link(sock, handshake.enter(sock, TOKEN, limit_s=LIMIT_S), FROM_COORDINATOR)
+    return Link(sock, handshake.enter(sock, TOKEN, limit_s=LIMIT_S), agent=True)
 
 
 class Stage:
@@ -509,7 +508,7 @@ def test_another_agent_in_the_place_of_one_that_is_missed_means_that_it_is_lost(
         (Lines(file="/w0", offset=0, text="x"), "a file outside of the run's directory"),
         (Lines(file="w0", offset=0, text="€"), "bytes of 'w0' that are none"),
         (
-            Beat(time_ns=1, marks={"w0": (*MARK[:2], 99, *MARK[3:])}, states={}),
+            Beat(time_ns=1, marks={"w0": (*MARK[:2], "none", *MARK[3:])}, states={}),
             "a mark of an unknown phase",
         ),
     ],

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, astuple
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 
@@ -23,8 +23,6 @@ from trainchaos.recovery.nodes.link.link import Post
 from trainchaos.recovery.process.forkserver import ForkServer
 from trainchaos.recovery.process.local import Dying, Exited, MessageReceived, Report
 from trainchaos.recovery.process.node import LaunchRecipe, Node
-from trainchaos.recovery.process.pressure import EVERY_S as PRESSURE_EVERY_S
-from trainchaos.recovery.process.pressure import PressureReader
 from trainchaos.recovery.process.stacks import STACK_SIGNAL
 from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.wire import Message
@@ -257,21 +255,3 @@ class Beats:
             states=turned,
             pulses=dict(processes.pulses()),
         )
-
-
-class PressureWatch:
-    """How short of CPU the ranks of the node are, read every PRESSURE_EVERY_S."""
-
-    def __init__(self) -> None:
-        self._reader = PressureReader()
-        self._due_s = 0.0
-
-    def due(self, pids: Mapping[str, int], now_s: float) -> protocol.Pressed | None:
-        """What to send now, if anything. ``pids``: of the ranks, by name."""
-        if now_s < self._due_s or not pids:
-            return None
-        self._due_s = now_s + PRESSURE_EVERY_S
-        found = self._reader.read(pids)
-        if found is None:
-            return None
-        return protocol.Pressed(time_ns=time.monotonic_ns(), **asdict(found))

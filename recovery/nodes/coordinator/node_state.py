@@ -17,6 +17,7 @@ from trainchaos.recovery.process.local import Dying, Exited, MessageReceived
 from trainchaos.recovery.process.pressure import PressureReading
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import NEVER, Mark
+from trainchaos.recovery.transport.stream import MessageError
 
 MAX_KEPT = 20_000  # messages that wait for one agent
 _ANY_NS = 1 << 62
@@ -219,15 +220,13 @@ class NodeState:
         return self.clock.changed(now_ns) if told else None
 
     def feels(self, pressed: Pressed, now_ns: int, boot: str) -> None:
-        """Its agent has reported how short of CPU it is; unread as long as its clock is unknown."""
+        """Its agent has reported how short of CPU it is; unread as long as its clock is unknown.
+        Raises MessageError.
+        """
+        if pressed.reading.cpus < 1:
+            raise MessageError("a machine without processors")
         if self.hello.boot == boot or self.clock.offset(now_ns) is not None:
-            reading = PressureReading(
-                cpus=pressed.cpus,
-                some_s=pressed.some_s,
-                steal_s=pressed.steal_s,
-                ranks=pressed.ranks,
-            )
-            self.pressed = self.ours_ns(pressed.time_ns, now_ns, boot), reading
+            self.pressed = self.ours_ns(pressed.time_ns, now_ns, boot), pressed.reading
 
     def want(self, now_ns: int) -> None:
         """Note that the job cannot continue without it."""

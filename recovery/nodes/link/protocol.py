@@ -17,6 +17,7 @@ from msgspec import Meta, field
 
 from trainchaos.recovery.health.signs import HealthAlarm, HealthReport, Sign
 from trainchaos.recovery.nodes.link.beat_rate import LEAST_S
+from trainchaos.recovery.process.pressure import PressureReading
 from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.stream import Message, Record, encoded, parser
 from trainchaos.recovery.transport.wire import ANY_MESSAGE
@@ -137,15 +138,10 @@ class Beat(Message):
 
 
 class Pressed(Message):
-    """How short of CPU the node and its ranks are, sent periodically
-    (``recovery.process.pressure``).
-    """
+    """How short of CPU the node and its ranks are, sent periodically."""
 
     time_ns: int
-    cpus: Annotated[int, Meta(ge=1)]
-    some_s: float | None
-    steal_s: float | None
-    ranks: dict[str, tuple[float, float]]
+    reading: PressureReading
 
 
 class Lines(Message):

@@ -226,7 +226,8 @@ def test_times_of_another_machine_are_brought_to_our_clock(stage: Stage) -> None
 
 
 def pressed(at_ns: int) -> Pressed:
-    return Pressed(time_ns=at_ns, cpus=2, some_s=0.5, steal_s=None, ranks={"w0": (3.0, 1.0)})
+    reading = PressureReading(cpus=2, some_s=0.5, steal_s=None, ranks={"w0": (3.0, 1.0)})
+    return Pressed(time_ns=at_ns, reading=reading)
 
 
 def test_what_an_agent_reads_of_its_processors_is_known_at_its_time(stage: Stage) -> None:

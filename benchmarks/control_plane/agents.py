@@ -20,10 +20,9 @@ from trainchaos.recovery.nodes.agent.agent import MAX_KEPT, SILENT_PINGS
 from trainchaos.recovery.nodes.agent.dialer import CONNECT_LIMIT_S, LATEST_S, SOONEST_S
 from trainchaos.recovery.nodes.coordinator.software import versions
 from trainchaos.recovery.nodes.link import handshake, protocol
-from trainchaos.recovery.nodes.link.handshake import AuthenticationFailed
 from trainchaos.recovery.nodes.link.link import Link, Post
-from trainchaos.recovery.nodes.link.protocol import FROM_COORDINATOR
-from trainchaos.recovery.transport.progress_counters import PHASES
+from trainchaos.recovery.transport.auth import AuthenticationFailed
+from trainchaos.recovery.transport.progress_counters import NEVER, Mark
 from trainchaos.recovery.transport.stream import MessageError
 from trainchaos.recovery.transport.wire import (
     Abort,
@@ -40,8 +39,7 @@ from trainchaos.recovery.transport.wire import (
 )
 
 STEPS, SAMPLES, BATCH, SEED = 1_000_000, 1 << 20, 1 << 14, 1
-FORWARD = PHASES.index("forward")
-COLLECTIVE = PHASES.index("collective")
+FORWARD, COLLECTIVE = "forward", "collective"
 FIRST_PID = 1000
 SAVE_EVERY = 20  # steps between two checkpoints, which rank 0 reports
 
@@ -121,8 +119,8 @@ class SimulatedAgent:
         try:
             sock.settimeout(CONNECT_LIMIT_S)
             sock.connect(self.address)
-            keys = handshake.enter(sock, self.token, node=self.node)
-            self.link = Link(sock, keys, FROM_COORDINATOR)
+            key = handshake.enter(sock, self.token, node=self.node)
+            self.link = Link(sock, key, agent=True)
         except BaseException:
             sock.close()
             raise
@@ -230,7 +228,7 @@ class SimulatedAgent:
         time_ns = time.monotonic_ns()
         phase = FORWARD if self._job.trains else COLLECTIVE
         marks = {
-            name: (self._generation.get(name, 0), step + 1, phase, 1, time_ns, step, 0, 0)
+            name: Mark(self._generation.get(name, 0), step + 1, phase, 1, time_ns, step, 0)
             for name, step in moved.items()
             if self._generation.get(name)
         }
@@ -367,7 +365,7 @@ class SimulatedAgent:
                 exit_code=None if signum else 0,
                 signal=signum or None,
                 time_ns=time.monotonic_ns(),
-                mark=(0, committed, 0, 0, time.monotonic_ns(), committed, 0, 0),
+                mark=NEVER._replace(step=committed, committed=committed),
             )
         )
 

@@ -11,14 +11,15 @@ from typing import Any
 
 from benchmarks.control_plane.agents import SimulatedAgent, SimulatedJob
 from trainchaos.recovery.nodes.link import handshake, protocol
-from trainchaos.recovery.nodes.link.handshake import AuthenticationFailed, Seal, TokenRefused
+from trainchaos.recovery.transport.auth import AuthenticationFailed, TokenRefused
+from trainchaos.recovery.transport.progress_counters import NEVER
 from trainchaos.recovery.transport.stream import framed
 from trainchaos.recovery.transport.wire import Joined, Parked
 
 ANSWER_S = 5.0
 TIMES = 4
 WRONG_GENERATION = 999
-NO_PHASE = 99
+NO_PHASE = "none"
 
 
 def tell(
@@ -46,7 +47,7 @@ def tell(
     liar.say(own, Joined(generation=generation, step=committed, checkpoint=None))
     liar.say(foreign, Parked(generation=job.generation, step=committed, valid=True, why="failed"))
     time_ns = time.monotonic_ns()
-    words = (job.generation, 0, 0, 0, 1, 0, 0, 0)
+    words = NEVER._replace(generation=job.generation, time_ns=1)
     liar.put_raw(protocol.Beat(time_ns=time_ns, marks={foreign: words}, states={foreign: "T"}))
     liar.put_raw(
         protocol.Ended(process=foreign, exit_code=None, signal=9, time_ns=time_ns, mark=words)
@@ -54,7 +55,7 @@ def tell(
     link = liar.link
     pause(1.0)
     believed["of another's processes"] = int(not victim.welcome or not job.trains)
-    unknown = (job.generation, 0, NO_PHASE, 0, 1, 0, 0, 0)
+    unknown = words._replace(phase=NO_PHASE)
     liar.put_raw(protocol.Beat(time_ns=time_ns, marks={own: unknown}, states={}))
     until_s = time.monotonic() + ANSWER_S
     while liar.link is link and time.monotonic() < until_s:
@@ -85,8 +86,9 @@ def _garbage(address: tuple[str, int]) -> bool:
 def _no_message(stranger: SimulatedAgent) -> bool:
     """Whether an agent that knows the token and sends no message is turned away."""
     with socket.create_connection(stranger.address, timeout=ANSWER_S) as sock:
-        keys = handshake.enter(sock, stranger.token, node=stranger.node)
-        sock.sendall(framed(Seal(keys.sending).seal(b'[0,0,{"type":"Hello"')))
+        key = handshake.enter(sock, stranger.token, node=stranger.node)
+        sending, _ = handshake.seals(key, agent=True)
+        sock.sendall(framed(sending.seal(b'[0,0,{"type":"Hello"')))
         return _is_closed(sock)
 
 

@@ -19,8 +19,8 @@ from statistics import median
 from msgspec import structs
 
 from trainchaos.recovery.nodes.link import protocol
-from trainchaos.recovery.nodes.link.handshake import Keys
-from trainchaos.recovery.nodes.link.link import Link, Outbox, Post
+from trainchaos.recovery.nodes.link.link import Link, Post
+from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.wire import Abort, Join, Joined, Message, Parked
 
 ROUNDS = 1500
@@ -47,12 +47,8 @@ class Pair:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        one, two = Keys(sending=b"s", receiving=b"r"), Keys(sending=b"r", receiving=b"s")
-        self.link, self.agents = (
-            Link(ours, one, protocol.FROM_AGENT),
-            Link(theirs, two, protocol.FROM_COORDINATOR),
-        )
-        self.outbox, self.post = Outbox(limit=1 << 20), Post(limit=1 << 20)
+        self.link, self.agents = Link(ours, b"k", agent=False), Link(theirs, b"k", agent=True)
+        self.outbox, self.post = Post(limit=1 << 20), Post(limit=1 << 20)
         self.spent: dict[str, list[float]] = defaultdict(list)
 
     def measure(self, what: str, act: Callable[..., object], *arguments: object) -> None:
@@ -129,7 +125,7 @@ def _played(rounds: int) -> Pair:
         pair.measure("ping", pair.ping)
         pair.say(protocol.Pong(sent_ns=NOW_NS, received_ns=NOW_NS, answered_ns=NOW_NS))
         pair.measure("its answer", pair.hear)
-        marks = {f"w{rank}": (1, 17, 2, 1, NOW_NS, 17, 0, 0) for rank in range(RANKS)}
+        marks = {f"w{rank}": Mark(1, 17, "forward", 1, NOW_NS, 17, 0) for rank in range(RANKS)}
         pair.say(protocol.Beat(time_ns=NOW_NS, marks=marks, states={}))
         pair.measure("a report of marks", pair.hear)
     return pair

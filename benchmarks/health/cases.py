@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from benchmarks.health import streams
 from benchmarks.health.noise import Rng, Weather
 from benchmarks.health.streams import RANKS, Plant, Poll
-from trainchaos.recovery.health.detectors.base import Alarm, Detector
-from trainchaos.recovery.health.detectors.devices import (
+from trainchaos.recovery.health.detector import Alarm, Detector
+from trainchaos.recovery.health.device_detectors import (
     EccDetector,
     IdleDetector,
     LinkDetector,
     ThermalDetector,
 )
-from trainchaos.recovery.health.detectors.job import (
+from trainchaos.recovery.health.job_detectors import (
     DigestDetector,
     HangDetector,
     StragglerDetector,

@@ -12,7 +12,7 @@ from benchmarks.health.cases import Case
 from benchmarks.health.noise import WEATHERS, Rng
 from benchmarks.health.streams import Plant
 from trainchaos.chaos.stats import poisson_upper
-from trainchaos.recovery.health.detectors.base import Alarm
+from trainchaos.recovery.health.detector import Alarm
 
 
 @dataclass(frozen=True, kw_only=True)

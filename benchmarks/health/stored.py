@@ -13,8 +13,8 @@ from statistics import median
 from typing import Any
 
 from trainchaos.chaos.events.log import Kind, Log, read_log
-from trainchaos.recovery.health.detectors.base import Alarm, Detector
-from trainchaos.recovery.health.detectors.job import (
+from trainchaos.recovery.health.detector import Alarm, Detector
+from trainchaos.recovery.health.job_detectors import (
     DigestDetector,
     HangDetector,
     StragglerDetector,

@@ -242,7 +242,7 @@ Alarm = Literal[
     "slow-link",
     "idle-device",
 ]
-"""What the detectors of ``recovery.health.detectors`` call themselves."""
+"""What the detectors of ``recovery.health`` call themselves."""
 
 
 ExpectedOutcome = Literal["masked", "recovered", "fail-stop", "sdc-escape", "degraded", "hang"]

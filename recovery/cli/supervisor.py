@@ -84,14 +84,8 @@ class Supervisor:
             spec.events, ORCHESTRATOR, time.monotonic_ns, after=after, reserve=LOG_RESERVE
         )
         self._processes = JobProcesses(host, self._log_room, takeover, self.now_s, self._write)
-        self._care = PlaceCare(
-            care,
-            self._processes,
-            self._processes.reputation,
-            self._write,
-            self.now_s,
-            self._avoided.name_of,
-        )
+        held, name_of = self._processes.reputation, self._avoided.name_of
+        self._care = PlaceCare(care, self._processes, held, self._write, self.now_s, name_of)
         self._keepers = JobKeepers(spec, self._log_room, self._write)
         self._errors: dict[str, str] = {}
         self._look = PacedLook(self.now_s)

@@ -179,7 +179,7 @@ LEAST_HISTORY = 48
 FORGET = 128
 """Blocks after which what was a drop is the new level."""
 WELL = 4
-THETA = 1.196890579959
+THETA = 1.1968905799590894
 """The solution of E exp(THETA (z - SLACK)) = 1 with z as the null model has it."""
 
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainchaos.recovery.detection.pace import HangLimits
-from trainchaos.recovery.health.detectors.base import RATE, STEP_S, Alarm, Detector
-from trainchaos.recovery.health.detectors.job import (
+from trainchaos.recovery.health.detector import RATE, STEP_S, Alarm, Detector
+from trainchaos.recovery.health.estimates import median
+from trainchaos.recovery.health.job_detectors import (
     DigestDetector,
     HangDetector,
     StragglerDetector,
@@ -22,7 +23,6 @@ from trainchaos.recovery.health.detectors.job import (
     gradient_spike,
     loss_spike,
 )
-from trainchaos.recovery.health.estimates import median
 from trainchaos.recovery.health.rank_logs import HOLD_S, RankLogs
 from trainchaos.recovery.health.readings import Place, Reading
 from trainchaos.recovery.health.service import HealthService

@@ -5,10 +5,7 @@ measured.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
-
-if TYPE_CHECKING:
-    from trainchaos.recovery.health.signs import Sign
+from typing import NamedTuple
 
 
 class Place(NamedTuple):
@@ -58,22 +55,6 @@ class Problem(NamedTuple):
     def __str__(self) -> str:
         what = " of ".join(word for word in (self.metric, self.device) if word)
         return f"{self.source}: {f'{what} cannot' if what else 'nothing can'} be read: {self.why}"
-
-
-class HealthSource(Protocol):
-    """A place where readings come from. Neither call raises, and neither waits for a device."""
-
-    @property
-    def name(self) -> str:
-        """For people, and for problems."""
-
-    def read(self, now_s: float) -> Sequence[Reading | Sign]:
-        """What can be read now, and what a driver says itself; what cannot be read is left out, and
-        becomes a problem.
-        """
-
-    def problems(self) -> Sequence[Problem]:
-        """Those found since the last call, each once in the life of the source."""
 
 
 MOST_PROBLEMS = 10_000

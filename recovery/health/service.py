@@ -10,16 +10,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
-from trainchaos.recovery.health.detectors.base import Alarm, Detector
-from trainchaos.recovery.health.detectors.devices import (
+from trainchaos.recovery.health.detector import Alarm, Detector
+from trainchaos.recovery.health.device_detectors import (
     EccDetector,
     IdleDetector,
     LinkDetector,
     ThermalDetector,
 )
 from trainchaos.recovery.health.nvml import NvmlSource
-from trainchaos.recovery.health.readings import HealthSource, Problem, Problems, Reading
+from trainchaos.recovery.health.readings import Problem, Problems, Reading
 from trainchaos.recovery.health.signs import HealthAlarm, ReportFile, Sign
 
 PERIOD_S = 1.0
@@ -32,6 +33,22 @@ driver is left behind: it is a daemon, and ends with the process.
 """
 MOST_WAITING = 1000
 """Signs that nobody has taken; the newest are dropped, and that is said once."""
+
+
+class HealthSource(Protocol):
+    """A place where readings come from. Neither call raises, and neither waits for a device."""
+
+    @property
+    def name(self) -> str:
+        """For people, and for problems."""
+
+    def read(self, now_s: float) -> Sequence[Reading | Sign]:
+        """What can be read now, and what a driver says itself; what cannot be read is left out, and
+        becomes a problem.
+        """
+
+    def problems(self) -> Sequence[Problem]:
+        """Those found since the last call, each once in the life of the source."""
 
 
 class HealthService:

@@ -48,7 +48,7 @@ class HealthReport(BaseModel):
 
 
 class HealthAlarm(BaseModel):
-    """A detector's alarm (``recovery.health.detectors.base.Alarm``), or a device that is gone.
+    """A detector's alarm (``recovery.health.detector.Alarm``), or a device that is gone.
     ``what`` looks wrong at ``rank``, ``node`` and ``device``, where known, for ``lasted_s`` seconds
     by now; ``value`` exceeds ``threshold``, both in the detector's unit; ``evidence``: for people.
     """

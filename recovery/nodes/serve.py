@@ -11,10 +11,10 @@ import argparse
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from trainchaos.chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError, ScenarioError
 from trainchaos.recovery.health.checks import check_command
@@ -67,9 +67,8 @@ def devices() -> tuple[str, ...]:
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return tuple(
-            f"cuda:{i}" for i, _ in enumerate(w for w in visible.split(",") if w and w != "-1")
-        )
+        count = len([word for word in visible.split(",") if word and word != "-1"])
+        return tuple(f"cuda:{index}" for index in range(count))
     import pynvml
 
     try:
@@ -149,11 +148,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="to which monitors of this node append reports, a JSON line each (docs/health.md)",
     )
-    parser.add_argument(
-        "--boot",
-        default="",
-        help="id of the boot of the coordinator's machine, if it may be this one",
-    )
+    boot = "id of the boot of the coordinator's machine, if it may be this one"
+    parser.add_argument("--boot", default="", help=boot)
     parser.add_argument(
         "--entry", metavar="MODULE:FUNCTION", help="of warm processes; for recovery.run"
     )
@@ -171,16 +167,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         modules=args.module or usual.modules,
         environment=usual.environment,
     )
+    # An agent that is killed leaves it behind: it is made only where nobody gave one.
+    own = (
+        nullcontext(args.scratch) if args.scratch else TemporaryDirectory(prefix="recovery-agent-")
+    )
     try:
-        with ExitStack() as stack:
-            # An agent that is killed leaves it behind: it is made only where nobody gave one.
-            scratch = args.scratch or Path(stack.enter_context(_directory()))
+        with own as scratch:
             return serve(
                 coordinator=args.coordinator,
                 node=args.node,
                 address=args.address,
                 token_file=args.token_file,
-                scratch=scratch,
+                scratch=Path(scratch),
                 lease_s=args.lease,
                 recipe=recipe,
                 coordinator_boot=args.boot,
@@ -189,10 +187,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ChaosError as error:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code
-
-
-def _directory() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="recovery-agent-")
 
 
 if __name__ == "__main__":

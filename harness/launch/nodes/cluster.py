@@ -56,6 +56,7 @@ from trainchaos.recovery.nodes.coordinator.node_state import (
     ClockMeasured,
     FleetReport,
     NodeChecked,
+    NodeEvent,
     NodeFound,
     NodeInfo,
     NodeJoined,
@@ -122,7 +123,8 @@ class NodesCluster:
         session.meanwhile.clear()
         self._news = []
         for node in self._nodes:
-            self._tell(*node_events.all_of(self._fleet.nodes()[node]))
+            info = self._fleet.nodes()[node]
+            self._tell(NodeJoined(node=node, info=info), *node_events.clock_of(info))
         known = self._fleet.nodes()
         self._places, self._exchange = places(setup, known)
         hosts = {node: known[node].host for node in self._nodes}
@@ -311,16 +313,15 @@ class NodesCluster:
             try:
                 gather(self._session.scratch(node) / log, self._setup.run.root / log)
             except OSError as error:
-                self._tell(
-                    node_events.not_kept(
-                        str(log), 0, f"it could not be completed: {error.strerror}"
-                    )
-                )
+                why = f"it could not be completed: {error.strerror}"
+                self._tell(NotKept(file=str(log), bytes=0, why=why))
 
     # ---- what the fleet says
 
-    def _tell(self, *said: node_events.EventData) -> None:
-        self._news += [NodeNews(kind=kind, data=data) for kind, data in said]
+    def _tell(self, *events: NodeEvent) -> None:
+        for event in events:
+            if said := node_events.event_of(event):
+                self._news.append(NodeNews(kind=said[0], data=said[1]))
 
     def _sort(self, found: Sequence[FleetReport]) -> None:
         for report in found:
@@ -331,8 +332,7 @@ class NodesCluster:
                         self._session.renewal.back(report.node)
                     elif isinstance(report, NodeLost):
                         self._lose(report.node)
-                    if said := node_events.event_of(report):
-                        self._tell(said)
+                    self._tell(report)
                 case NodeFound(node=node, sign=sign):
                     name = devices.on_node(sign.device, node) if sign.device is not None else None
                     self._signs.append(sign.model_copy(update={"device": name}))

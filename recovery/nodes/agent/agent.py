@@ -20,7 +20,7 @@ from typing import Any
 
 from trainchaos.recovery.health.checks import PlaceChecks
 from trainchaos.recovery.health.service import machine_service
-from trainchaos.recovery.nodes.agent.agent_processes import AgentProcesses, Beats, PressureWatch
+from trainchaos.recovery.nodes.agent.agent_processes import AgentProcesses, Beats
 from trainchaos.recovery.nodes.agent.dialer import Dialer
 from trainchaos.recovery.nodes.link import protocol
 from trainchaos.recovery.nodes.link.beat_rate import LEAST_S
@@ -30,6 +30,7 @@ from trainchaos.recovery.nodes.link.link import FULL, Link, Post
 from trainchaos.recovery.process import processes
 from trainchaos.recovery.process.node import LaunchRecipe
 from trainchaos.recovery.process.output import say
+from trainchaos.recovery.process.pressure import EVERY_S, PressureReader
 from trainchaos.recovery.transport.stream import Message, MessageError
 
 LEASE_S = 120.0
@@ -104,7 +105,7 @@ class NodeAgent:
         self._strays: set[int] = set()
         self._strays_due_s = 0.0
         self._read: list[Path] = []  # files of arms that are over
-        self._pressure = PressureWatch()
+        self._pressure, self._pressure_due_s = PressureReader(), 0.0
         self._health = machine_service(config.devices, reports=config.reports, notify=self._ring)
         self._checks = PlaceChecks(config.check)
         self._begin()
@@ -181,8 +182,7 @@ class NodeAgent:
             if self._keeps_up and not self._post.unsent:
                 self._processes.forward()
             self._beat(now_s)
-            if self._keeps_up:
-                self._put(self._pressure.due(self._processes.ranks(), now_s))
+            self._press(now_s)
         self._send()
         self._look_around(now_s)
 
@@ -200,6 +200,15 @@ class NodeAgent:
         """Send what changed. Dropped when the coordinator does not keep up."""
         if self._keeps_up:
             self._put(self._beats.due(self._processes, now_s, at_once=at_once))
+
+    def _press(self, now_s: float) -> None:
+        """Report now and again how short of CPU the ranks are; dropped as a beat is."""
+        ranks = self._processes.ranks()
+        if now_s < self._pressure_due_s or not ranks or not self._keeps_up:
+            return
+        self._pressure_due_s = now_s + EVERY_S
+        if (reading := self._pressure.read(ranks)) is not None:
+            self._put(protocol.Pressed(time_ns=time.monotonic_ns(), reading=reading))
 
     def _show(self) -> None:
         """Show that the agent is alive while something takes long on this machine."""

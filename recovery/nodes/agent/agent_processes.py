@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, astuple
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 
@@ -20,14 +20,11 @@ from trainchaos.recovery.nodes.link import protocol
 from trainchaos.recovery.nodes.link.beat_rate import LEAST_S, QUIET
 from trainchaos.recovery.nodes.link.files import FileTail
 from trainchaos.recovery.nodes.link.link import Post
-from trainchaos.recovery.nodes.link.protocol import MarkWords
 from trainchaos.recovery.process.forkserver import ForkServer
 from trainchaos.recovery.process.local import Dying, Exited, MessageReceived, Report
 from trainchaos.recovery.process.node import LaunchRecipe, Node
-from trainchaos.recovery.process.pressure import EVERY_S as PRESSURE_EVERY_S
-from trainchaos.recovery.process.pressure import PressureReader
 from trainchaos.recovery.process.stacks import STACK_SIGNAL
-from trainchaos.recovery.transport.progress_counters import PHASES, Mark
+from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.wire import Message
 
 SILENT_NS = 100_000_000
@@ -54,8 +51,6 @@ class AgentProcesses:
     ) -> None:
         self._node = Node(server, recipe, named=named)
         self._post, self._scratch = post, scratch
-        self.fileno = self._node.fileno
-        """Readable when ``reports`` has something."""
         self._tails: dict[str, list[FileTail]] = {}
         self._ranks: set[str] = set()
         self._spoken: set[str] = set()
@@ -63,6 +58,10 @@ class AgentProcesses:
         self._asked: dict[str, str] = {}  # for their stacks: what they had written at the last look
         self.pids: dict[str, int] = {}
         self.ended: deque[protocol.Ended] = deque(maxlen=KEPT_ENDED)
+
+    def fileno(self) -> int:
+        """Readable when ``reports`` has something."""
+        return self._node.fileno()
 
     def reports(self) -> list[Report]:
         """What happened since the last call."""
@@ -99,7 +98,7 @@ class AgentProcesses:
                 exit_code=report.exit_code,
                 signal=report.signal,
                 time_ns=report.time_ns,
-                mark=_words(self._node.mark(report.process)),
+                mark=self._node.mark(report.process),
             )
             self.ended.append(ended)
             for book in (self._ranks, self._spoken, self._deaf):
@@ -117,9 +116,9 @@ class AgentProcesses:
         for name in self.pids:
             self._send_files(name)
 
-    def marks(self) -> Mapping[str, MarkWords]:
+    def marks(self) -> Mapping[str, Mark]:
         """The marks of all living processes."""
-        return {name: _words(self._node.mark(name)) for name in self.pids}
+        return {name: self._node.mark(name) for name in self.pids}
 
     def states(self) -> Mapping[str, str]:
         """The kernel's state of all living processes."""
@@ -223,19 +222,6 @@ class AgentProcesses:
         return path
 
 
-def _words(mark: Mark) -> MarkWords:
-    return (
-        mark.generation,
-        mark.step,
-        PHASES.index(mark.phase),
-        mark.collective,
-        mark.time_ns,
-        mark.committed,
-        mark.last_seq,
-        mark.busy_s,
-    )
-
-
 class Beats:
     """The marks and states reported last, so that only changes are sent. Make a new one for a
     coordinator that may know nothing. ``beat_s``: what it said.
@@ -243,7 +229,7 @@ class Beats:
 
     def __init__(self, beat_s: float = LEAST_S) -> None:
         self._beat_s = beat_s
-        self._marks: Mapping[str, MarkWords] = {}
+        self._marks: Mapping[str, Mark] = {}
         self._states: Mapping[str, str] = {}
         self._sent_s = 0.0
 
@@ -269,21 +255,3 @@ class Beats:
             states=turned,
             pulses=dict(processes.pulses()),
         )
-
-
-class PressureWatch:
-    """How short of CPU the ranks of the node are, read every PRESSURE_EVERY_S."""
-
-    def __init__(self) -> None:
-        self._reader = PressureReader()
-        self._due_s = 0.0
-
-    def due(self, pids: Mapping[str, int], now_s: float) -> protocol.Pressed | None:
-        """What to send now, if anything. ``pids``: of the ranks, by name."""
-        if now_s < self._due_s or not pids:
-            return None
-        self._due_s = now_s + PRESSURE_EVERY_S
-        found = self._reader.read(pids)
-        if found is None:
-            return None
-        return protocol.Pressed(time_ns=time.monotonic_ns(), **asdict(found))

@@ -12,15 +12,14 @@ import time
 from collections.abc import Callable
 
 from trainchaos.recovery.nodes.link import handshake
-from trainchaos.recovery.nodes.link.handshake import AuthenticationFailed, TokenRefused
 from trainchaos.recovery.nodes.link.link import Link
-from trainchaos.recovery.nodes.link.protocol import FROM_COORDINATOR
+from trainchaos.recovery.transport.auth import LIMIT_S, AuthenticationFailed, TokenRefused
 
 # then a new attempt: the kernel retries a pending connection at growing intervals
 CONNECT_LIMIT_S = 1.5
 SOONEST_S = 0.02
 LATEST_S = 1.0
-CLOSE_LIMIT_S = CONNECT_LIMIT_S + handshake.LIMIT_S
+CLOSE_LIMIT_S = CONNECT_LIMIT_S + LIMIT_S
 
 
 class Dialer:
@@ -105,7 +104,7 @@ class Dialer:
             self._address, timeout=CONNECT_LIMIT_S, source_address=self._source
         )
         try:
-            return Link(sock, handshake.enter(sock, self._token, node=self._node), FROM_COORDINATOR)
+            return Link(sock, handshake.enter(sock, self._token, node=self._node), agent=True)
         except BaseException:
             sock.close()
             raise

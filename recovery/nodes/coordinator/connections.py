@@ -18,17 +18,20 @@ from typing import Any
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.recovery.detection.paced_look import PacedLook
+from trainchaos.recovery.health.signs import Sign
 from trainchaos.recovery.nodes.coordinator.listener import AgentListener
 from trainchaos.recovery.nodes.coordinator.loss import Absence, FleetLimits, How, TakenAway, judge
-from trainchaos.recovery.nodes.coordinator.node_events import told_of
 from trainchaos.recovery.nodes.coordinator.node_state import (
     ClockMeasured,
     FleetReport,
+    NodeChecked,
+    NodeFound,
     NodeGone,
     NodeInfo,
     NodeJoined,
     NodeLost,
     NodeState,
+    NodeWarned,
 )
 from trainchaos.recovery.nodes.coordinator.remote_processes import RemoteProcesses
 from trainchaos.recovery.nodes.coordinator.switchboard import Switchboard
@@ -137,10 +140,6 @@ class Connections:
     def present(self) -> list[NodeState]:
         """Nodes whose agent is connected."""
         return [state for state in self.states.values() if self._is_there(state.node)]
-
-    def traffic(self) -> Mapping[int, tuple[int, int]]:
-        """Bytes sent to each node's agent and received from it."""
-        return {node: state.bytes_total() for node, state in self.states.items()}
 
     def give_up(self, node: int, why: str) -> None:
         """Count a node as lost: its processes have ended, and what still runs there is killed when
@@ -253,8 +252,17 @@ class Connections:
                 state.cleared = frame.left
             case protocol.Pressed():
                 state.feels(frame, self._clock_ns(), self._boot)
-            case protocol.Warned() | protocol.Found() | protocol.Checked():
-                self._reports += told_of(state.node, frame)
+            case protocol.Warned():
+                self._reports.append(NodeWarned(node=state.node))
+            case protocol.Checked(device=device, fit=fit, said=said):
+                checked = NodeChecked(node=state.node, device=device, fit=fit, said=said)
+                self._reports.append(checked)
+            case protocol.Found():
+                own = {"node": state.node, "rank": None}  # of no other node, and of no rank
+                signs: tuple[Sign, ...] = (*frame.reports, *frame.alarms)
+                for sign in signs:
+                    found = NodeFound(node=state.node, sign=sign.model_copy(update=own))
+                    self._reports.append(found)
             case _:
                 self._processes.handle(state, frame)
 

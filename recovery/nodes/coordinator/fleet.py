@@ -16,20 +16,11 @@ from typing import Any
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.recovery.nodes.coordinator.connections import LOOK_S, Connections
-from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
 from trainchaos.recovery.nodes.coordinator.node_state import (
-    ClockMeasured,
     FleetReport,
-    NodeChecked,
-    NodeEvent,
-    NodeFound,
     NodeGone,
-    NodeInfo,
-    NodeJoined,
     NodeLost,
     NodeState,
-    NodeWarned,
-    NotKept,
 )
 from trainchaos.recovery.nodes.link import protocol
 from trainchaos.recovery.nodes.link.beat_rate import LEAST_S
@@ -37,22 +28,6 @@ from trainchaos.recovery.process.pressure import PressureReading
 from trainchaos.recovery.process.stacks import STACK_SIGNAL
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.wire import Abort, Inquiry, Join, Message, Stop
-
-__all__ = [
-    "ClockMeasured",
-    "Fleet",
-    "FleetLimits",
-    "FleetReport",
-    "NodeChecked",
-    "NodeEvent",
-    "NodeFound",
-    "NodeGone",
-    "NodeInfo",
-    "NodeJoined",
-    "NodeLost",
-    "NodeWarned",
-    "NotKept",
-]
 
 BYE_LIMIT_S = 10.0
 SERVED_NS = 100_000_000
@@ -100,7 +75,7 @@ class Fleet(Connections):
         for state in there:
             state.cleared = None
             state.want(self._clock_ns())
-            state.post.put(protocol.Clear(), needed=True)
+            state.post.add(protocol.Clear(), needed=True)
         until_s = time.monotonic() + self._limits.clear_s
         while any(b.cleared is None and not b.lost for b in there) and time.monotonic() < until_s:
             self.turn(LOOK_S)
@@ -153,7 +128,7 @@ class Fleet(Connections):
             process=name, mode="warm" if mode == "warm" else "cold", config=text, log=log
         )
         state.want(self._clock_ns())
-        state.post.put(start, needed=True)
+        state.post.add(start, needed=True)
         self._asked[name] = state
 
     def started(self, name: str, node: int) -> int:

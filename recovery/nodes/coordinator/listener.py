@@ -23,7 +23,7 @@ from typing import Any
 
 from trainchaos.recovery.nodes.link import handshake
 from trainchaos.recovery.nodes.link.link import READ, Link
-from trainchaos.recovery.nodes.link.protocol import FROM_AGENT, Hello, Parcel
+from trainchaos.recovery.nodes.link.protocol import Hello, Parcel
 from trainchaos.recovery.transport.auth import LATE, LIMIT_S, MAX_MESSAGE, AuthenticationFailed
 from trainchaos.recovery.transport.stream import MessageError
 
@@ -57,8 +57,8 @@ class AgentListener:
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._entered: queue.SimpleQueue[Entered] = queue.SimpleQueue()
         self._strangers: dict[asyncio.Task[None], tuple[float, str]] = {}  # the oldest first
-        self._room = asyncio.Event()
         self._loop = asyncio.new_event_loop()
+        self._room = self._loop.create_future()  # done when a stranger has gone
         self._main = self._loop.create_task(self._listen())
         self._thread = threading.Thread(target=self._serve, name="listener", daemon=True)
         self._thread.start()
@@ -116,9 +116,8 @@ class AgentListener:
                     oldest.cancel()
                     self._turn_away(host, ConnectionError("it took too long, and others waited"))
                     continue
-                self._room.clear()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._room.wait(), left_s)
+                self._room = loop.create_future()
+                await asyncio.wait({self._room}, timeout=left_s)
             host = str(peer[0])
             self._strangers[loop.create_task(self._greet(sock, host))] = loop.time(), host
 
@@ -151,7 +150,7 @@ class AgentListener:
                 await loop.sock_sendall(sock, answer)
             if proof.refusal is not None:
                 raise proof.refusal
-        link = Link(sock, handshake.admitted(proof.key), FROM_AGENT)
+        link = Link(sock, proof.key, agent=False)
         while not (parcels := link.took(await loop.sock_recv(sock, READ))):
             pass
         if len(parcels) > 1:
@@ -162,7 +161,8 @@ class AgentListener:
 
     def _forget(self, stranger: asyncio.Task[None]) -> None:
         self._strangers.pop(stranger, None)
-        self._room.set()
+        if not self._room.done():
+            self._room.set_result(None)
 
     def _turn_away(self, host: str, error: Exception) -> None:
         node = error.node if isinstance(error, AuthenticationFailed) else None

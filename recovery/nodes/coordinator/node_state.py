@@ -11,12 +11,13 @@ from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.recovery.health.signs import Sign
 from trainchaos.recovery.nodes.coordinator.loss import How
 from trainchaos.recovery.nodes.link.clock import ClockWatch, Offset
-from trainchaos.recovery.nodes.link.link import Link, Outbox
-from trainchaos.recovery.nodes.link.protocol import Hello, MarkWords, Pong, Pressed
+from trainchaos.recovery.nodes.link.link import Link, Post
+from trainchaos.recovery.nodes.link.protocol import Hello, Pong, Pressed
 from trainchaos.recovery.process.local import Dying, Exited, MessageReceived
 from trainchaos.recovery.process.pressure import PressureReading
 from trainchaos.recovery.process.starvation import Pulse
-from trainchaos.recovery.transport.progress_counters import NEVER, PHASES, Mark
+from trainchaos.recovery.transport.progress_counters import NEVER, Mark
+from trainchaos.recovery.transport.stream import MessageError
 
 MAX_KEPT = 20_000  # messages that wait for one agent
 _ANY_NS = 1 << 62
@@ -140,7 +141,6 @@ class RemoteProcess:
     mark: Mark = NEVER
     state: str = "R"
     pulse: Pulse = field(default_factory=Pulse)
-    gone: bool = False
     reported_dying: bool = False
     stacks: str | None = None
 
@@ -151,14 +151,14 @@ class NodeState:
     ``beat_ns``: when its marks came last; ``pressed``: its newest reading of CPU pressure, and when
     that was made; ``left_ns``: since when it is not connected (0: it is), ``how`` that connection
     ended and the ``pace`` of the other nodes then; ``asked``: a process was to be started on it
-    while it was silent; ``wanted_ns``: since when the job waits for it; ``traffic``: bytes sent and
-    received over earlier connections; ``on_hang_up``: called before its connection is closed.
+    while it was silent; ``wanted_ns``: since when the job waits for it; ``on_hang_up``: called
+    before its connection is closed.
     """
 
     node: int
     hello: Hello
     link: Link | None = None
-    post: Outbox = field(default_factory=lambda: Outbox(limit=MAX_KEPT))
+    post: Post = field(default_factory=lambda: Post(limit=MAX_KEPT))
     clock: ClockWatch = field(default_factory=ClockWatch)
     silent_ns: int = 0
     beat_ns: int = 0
@@ -173,7 +173,6 @@ class NodeState:
     ping_due_ns: int = 0
     pings: int = 0
     cleared: dict[int, str] | None = None
-    traffic: tuple[int, int] = (0, 0)
     on_hang_up: Callable[[], None] | None = None
 
     def info(self, now_ns: int, *, heard_ns: int) -> NodeInfo:
@@ -202,22 +201,13 @@ class NodeState:
         offset: Offset | None = self.clock.offset(now_ns) if self.hello.boot != boot else None
         return theirs_ns - offset.offset_ns if offset is not None and theirs_ns else theirs_ns
 
-    def marks(self, all_words: Iterable[MarkWords], now_ns: int, boot: str) -> Iterator[Mark]:
-        """Progress marks, their times on our clock. Raises IndexError for an unknown phase."""
+    def marks(self, marks: Iterable[Mark], now_ns: int, boot: str) -> Iterator[Mark]:
+        """Progress marks, their times on our clock."""
         # once for all of them: the clock's offset is the best of many measurements
         behind_ns = _ANY_NS - self.ours_ns(_ANY_NS, now_ns, boot)
-        for words in all_words:
-            generation, step, phase, collective, time_ns, committed, last_seq, busy_s = words
-            yield Mark(
-                generation=generation,
-                step=step,
-                phase=PHASES[phase],
-                collective=collective,
-                time_ns=time_ns - behind_ns if time_ns else 0,
-                committed=committed,
-                last_seq=last_seq,
-                busy_s=busy_s,
-            )
+        for mark in marks:
+            its_ns = mark.time_ns
+            yield mark._replace(time_ns=its_ns - behind_ns) if behind_ns and its_ns else mark
 
     def answered(self, pong: Pong, now_ns: int, *, told: bool) -> Offset | None:
         """Its agent has answered a ping: what is new of its clock, and is to be reported. ``told``:
@@ -230,15 +220,13 @@ class NodeState:
         return self.clock.changed(now_ns) if told else None
 
     def feels(self, pressed: Pressed, now_ns: int, boot: str) -> None:
-        """Its agent has reported how short of CPU it is; unread as long as its clock is unknown."""
+        """Its agent has reported how short of CPU it is; unread as long as its clock is unknown.
+        Raises MessageError.
+        """
+        if pressed.reading.cpus < 1:
+            raise MessageError("a machine without processors")
         if self.hello.boot == boot or self.clock.offset(now_ns) is not None:
-            reading = PressureReading(
-                cpus=pressed.cpus,
-                some_s=pressed.some_s,
-                steal_s=pressed.steal_s,
-                ranks=pressed.ranks,
-            )
-            self.pressed = self.ours_ns(pressed.time_ns, now_ns, boot), reading
+            self.pressed = self.ours_ns(pressed.time_ns, now_ns, boot), pressed.reading
 
     def want(self, now_ns: int) -> None:
         """Note that the job cannot continue without it."""
@@ -250,17 +238,9 @@ class NodeState:
         """Whether the job waits for it."""
         return self.asked or self.post.waits
 
-    def bytes_total(self) -> tuple[int, int]:
-        """Bytes sent to the agent and received from it, since it joined."""
-        sent, received = self.traffic
-        if self.link is None:
-            return sent, received
-        return sent + self.link.sent_bytes, received + self.link.received_bytes
-
     def hang_up(self) -> None:
         """Close its connection."""
         if self.link is not None:
-            self.traffic = self.bytes_total()
             if self.on_hang_up is not None:
                 self.on_hang_up()
             self.link.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import signal as signals
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,10 @@ from trainchaos.recovery.nodes.coordinator.node_state import (
 from trainchaos.recovery.nodes.link import protocol
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.nodes.link.files import land
-from trainchaos.recovery.nodes.link.protocol import MarkWords
 from trainchaos.recovery.process.local import Dying, Exited, MessageReceived
 from trainchaos.recovery.process.stacks import MOST_READ
 from trainchaos.recovery.process.starvation import Pulse
-from trainchaos.recovery.transport.progress_counters import NEVER, Mark
+from trainchaos.recovery.transport.progress_counters import NEVER, PHASES, Mark
 from trainchaos.recovery.transport.stream import MessageError
 from trainchaos.recovery.transport.wire import Parked
 
@@ -124,7 +123,6 @@ class RemoteProcesses:
 
     def forget(self, process: RemoteProcess) -> None:
         """It has exited."""
-        process.gone = True
         self._living.pop(process.name, None)
         there = self._on.get(process.node, {})
         there.pop(process.name, None)
@@ -194,12 +192,10 @@ class RemoteProcesses:
         process = self._living.get(name)
         return process if process is not None and process.node == state.node else None
 
-    def _marks(self, state: NodeState, words: Iterable[MarkWords]) -> list[Mark]:
-        words = list(words)
-        try:
-            return list(state.marks(words, self._clock_ns(), self._boot))
-        except IndexError as error:
-            raise MessageError(f"a mark of an unknown phase: {words}") from error
+    def _marks(self, state: NodeState, marks: Collection[Mark]) -> list[Mark]:
+        if any(mark.phase not in PHASES for mark in marks):
+            raise MessageError(f"a mark of an unknown phase: {marks}")
+        return list(state.marks(marks, self._clock_ns(), self._boot))
 
     def _land(self, state: NodeState, lines: protocol.Lines) -> None:
         owner = self.known(Path(lines.file).stem)

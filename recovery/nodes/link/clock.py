@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 # an upper bound on how fast two undisciplined clocks of any servers drift apart, per time passed
 DRIFT = 200e-6
@@ -23,24 +23,21 @@ REPEAT_S = 10.0  # between two lines in the log the bound grows by half of that 
 _FIRST_TIME_NAMESPACE = 0xEFFFFFFA  # include/linux/proc_ns.h
 
 
-@dataclass(frozen=True, kw_only=True)
-class Offset:
+class Offset(NamedTuple):
     """``offset_ns``: the node's clock minus ours; ``bound_ns``: how far the offset can be wrong."""
 
     offset_ns: int
     bound_ns: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Sample:
+class _Sample(NamedTuple):
     offset_ns: float
     bound_ns: float
     at_ns: int
 
-
-def _aged(sample: _Sample) -> float:
-    """Its bound at a time that is the same for all, but for a constant."""
-    return sample.bound_ns - sample.at_ns * DRIFT
+    def aged(self) -> float:
+        """Its bound at a time that is the same for all, but for a constant."""
+        return self.bound_ns - self.at_ns * DRIFT
 
 
 class ClockWatch:
@@ -66,8 +63,8 @@ class ClockWatch:
         self._samples.append(new)
         # all age alike: which is the best changes with the samples alone
         if self._best is None or self._best is forgets:
-            self._best = min(self._samples, key=_aged)
-        elif _aged(new) < _aged(self._best):
+            self._best = min(self._samples, key=_Sample.aged)
+        elif new.aged() < self._best.aged():
             self._best = new
 
     def offset(self, now_ns: int) -> Offset | None:

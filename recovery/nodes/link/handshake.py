@@ -10,62 +10,40 @@ import hashlib
 import hmac
 import socket
 import struct
-from dataclasses import dataclass
 
 from trainchaos.recovery.nodes.link.protocol import VERSION
 from trainchaos.recovery.transport import auth
-from trainchaos.recovery.transport.auth import (
-    LATE,
-    LIMIT_S,
-    Admitting,
-    AuthenticationFailed,
-    TokenRefused,
-)
 from trainchaos.recovery.transport.stream import MessageError
 
-__all__ = [
-    "LATE",
-    "LIMIT_S",
-    "Admitting",
-    "AuthenticationFailed",
-    "Keys",
-    "Seal",
-    "TokenRefused",
-    "admitted",
-    "admitting",
-    "enter",
-]
-
+PURPOSE = "agents"
 CODE = 16  # bytes of each message's code
 _NUMBER = struct.Struct("!Q")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Keys:
-    """Keys of one connection."""
-
-    sending: bytes
-    receiving: bytes
-
-
-def admitting(token: bytes) -> Admitting:
+def admitting(token: bytes) -> auth.Admitting:
     """The coordinator's side of a connection that an agent opened."""
-    return Admitting(token, purpose="agents", version=VERSION)
-
-
-def admitted(key: bytes) -> Keys:
-    """The coordinator's keys of a connection whose agent is authenticated."""
-    return Keys(sending=_derive(key, "to the agent"), receiving=_derive(key, "from the agent"))
+    return auth.Admitting(token, purpose=PURPOSE, version=VERSION)
 
 
 def enter(
-    sock: socket.socket, token: bytes, *, node: int | None = None, limit_s: float = LIMIT_S
-) -> Keys:
-    """Authenticate as the agent; see ``recovery.transport.auth.enter``. Raises TokenRefused,
-    AuthenticationFailed, OSError.
+    sock: socket.socket,
+    token: bytes,
+    *,
+    node: int | None = None,
+    limit_s: float = auth.LIMIT_S,
+) -> bytes:
+    """Authenticate as the agent; returns the connection's key. See ``recovery.transport.auth``.
+    Raises TokenRefused, AuthenticationFailed, OSError.
     """
-    key = auth.enter(sock, token, purpose="agents", version=VERSION, node=node, limit_s=limit_s)
-    return Keys(sending=_derive(key, "from the agent"), receiving=_derive(key, "to the agent"))
+    return auth.enter(sock, token, purpose=PURPOSE, version=VERSION, node=node, limit_s=limit_s)
+
+
+def seals(key: bytes, *, agent: bool) -> tuple[Seal, Seal]:
+    """Of what one end sends and receives. ``agent``: whether it is the agent's."""
+    from_agent, to_agent = (
+        Seal(hmac.digest(key, way, hashlib.sha256)) for way in (b"from the agent", b"to the agent")
+    )
+    return (from_agent, to_agent) if agent else (to_agent, from_agent)
 
 
 class Seal:
@@ -96,7 +74,3 @@ class Seal:
         code = self._begun.copy()
         code.update(_NUMBER.pack(number) + body)
         return code.digest()[:CODE]
-
-
-def _derive(key: bytes, what: str) -> bytes:
-    return hmac.digest(key, what.encode(), hashlib.sha256)

@@ -16,8 +16,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from trainchaos.recovery.nodes.link.handshake import CODE, Keys, Seal
-from trainchaos.recovery.nodes.link.protocol import LONGEST, Parcel, Tell
+from trainchaos.recovery.nodes.link.handshake import CODE, seals
+from trainchaos.recovery.nodes.link.protocol import (
+    FROM_AGENT,
+    FROM_COORDINATOR,
+    LONGEST,
+    Parcel,
+    Tell,
+)
 from trainchaos.recovery.transport.stream import (
     Closed,
     Incoming,
@@ -37,14 +43,14 @@ FULL = 1 << 18  # bytes that wait in a link's buffer, above which nothing more i
 
 
 class Link:
-    """``parse``: for frames of the other side. The socket is non-blocking from now on."""
+    """``key``: of the handshake; ``agent``: whether this end is the agent's. The socket is
+    non-blocking from now on.
+    """
 
-    def __init__(
-        self, sock: socket.socket, keys: Keys, parse: Callable[[bytes], Parcel[Any]]
-    ) -> None:
+    def __init__(self, sock: socket.socket, key: bytes, *, agent: bool) -> None:
         self._sock = sock
-        self._sending, self._receiving = Seal(keys.sending), Seal(keys.receiving)
-        self._parse = parse
+        self._sending, self._receiving = seals(key, agent=agent)
+        self._parse = FROM_COORDINATOR if agent else FROM_AGENT
         self._out = bytearray()
         self._incoming = Incoming(LONGEST + CODE)
         self.sent_bytes = self.received_bytes = 0
@@ -96,7 +102,8 @@ class Link:
         if not data:
             raise Closed("the other side closed the connection")
         self.received_bytes += len(data)
-        return [self._open(document) for document in self._incoming.take(data)]
+        documents = self._incoming.take(data)
+        return [self._parse(self._receiving.open(document)) for document in documents]
 
     def reset(self) -> None:
         """Reset the connection: unlike the orderly close when a process ends, so that the other
@@ -112,24 +119,27 @@ class Link:
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
-    def _open(self, document: bytes) -> Parcel[Any]:
-        parcel: Parcel[Any] = self._parse(self._receiving.open(document))
-        return parcel
-
 
 Lazy = Callable[[], Message]
 
 
 class Post:
     """Reliable delivery to one other side, over any number of connections. ``limit``: of frames
-    that may wait.
+    that may wait; ``on_put``: called whenever there is something to send.
+
+    Messages to processes of a node wait for others until the next turn, or until another frame has
+    to go, and travel as one.
     """
 
     def __init__(self, *, limit: int) -> None:
         self._limit = limit
+        self.on_put: Callable[[], None] = lambda: None
         self._kept: deque[tuple[int, Message | Lazy, Callable[[], None] | None]] = deque()
         self._numbers = itertools.count(1)
         self._unsent = 0  # number of unsent frames, at the end of the kept ones
+        self._open: list[tuple[str, Message]] = []
+        self._open_needed = False
+        self._needed = 0  # number of the last needed frame
         self.received = 0
 
     def __len__(self) -> int:
@@ -146,21 +156,35 @@ class Post:
         """Whether more frames wait than ``limit``."""
         return len(self._kept) > self._limit
 
-    def add(self, frame: Message | Lazy, *, then: Callable[[], None] | None = None) -> int:
-        """Queue a frame; a function is called for it each time it is sent. Returns its number.
-        ``then``: called once the other side has confirmed it.
-        """
-        number = next(self._numbers)
-        self._kept.append((number, frame, then))
-        self._unsent += 1
-        return number
+    @property
+    def waits(self) -> bool:
+        """Whether a needed message is not confirmed yet."""
+        return self._open_needed or (bool(self._kept) and self._kept[0][0] <= self._needed)
 
-    def awaits(self, number: int) -> bool:
-        """Whether the other side has not confirmed a frame yet."""
-        return bool(self._kept) and self._kept[0][0] <= number
+    def add(
+        self,
+        frame: Message | Lazy,
+        *,
+        then: Callable[[], None] | None = None,
+        needed: bool = False,
+    ) -> None:
+        """Queue a frame, after all queued before it; a function is called for it each time it is
+        sent. ``then``: called once the other side has confirmed it; ``needed``: the job cannot
+        continue before.
+        """
+        self._seal()
+        self._keep(frame, then, needed=needed)
+        self.on_put()
+
+    def tell(self, process: str, message: Message, *, needed: bool = False) -> None:
+        """Queue a message to a process."""
+        self._open.append((process, message))
+        self._open_needed |= needed
+        self.on_put()
 
     def pump(self, link: Link) -> None:
         """Give the link as many frames as it has room for."""
+        self._seal()
         while self._unsent and link.waiting < FULL:
             number, frame, _ = self._kept[-self._unsent]
             link.put(
@@ -178,6 +202,7 @@ class Post:
 
     def reconnected(self) -> None:
         """There is a new connection: all unconfirmed frames are sent over it, in order."""
+        self._seal()
         self._unsent = len(self._kept)
 
     def renumber(self) -> None:
@@ -195,57 +220,20 @@ class Post:
         self.received = max(self.received, parcel.number)
         return new
 
-
-class Outbox(Post):
-    """A post whose messages to processes wait for others until the next turn, or until another
-    frame has to go. ``needed``: the job cannot continue before the message has
-    arrived; ``on_put``: called whenever there is something to send.
-    """
-
-    def __init__(self, *, limit: int) -> None:
-        super().__init__(limit=limit)
-        self.on_put: Callable[[], None] | None = None
-        self._open: list[tuple[str, Message]] = []
-        self._open_needed = False
-        self._needed = 0  # number of the last needed frame
-
-    def tell(self, process: str, message: Message, *, needed: bool = False) -> None:
-        """Queue a message to a process; it is sent until it arrives."""
-        self._open.append((process, message))
-        self._open_needed |= needed
-        self._stir()
-
-    def put(self, frame: Message, *, needed: bool = False) -> None:
-        """Queue a frame, after all queued before it."""
-        number = self.add(frame)
+    def _keep(
+        self,
+        frame: Message | Lazy,
+        then: Callable[[], None] | None = None,
+        *,
+        needed: bool = False,
+    ) -> None:
+        number = next(self._numbers)
+        self._kept.append((number, frame, then))
+        self._unsent += 1
         self._needed = number if needed else self._needed
-
-    @property
-    def waits(self) -> bool:
-        """Whether a needed message is not confirmed yet."""
-        return self._open_needed or self.awaits(self._needed)
-
-    def add(self, frame: Message | Lazy, *, then: Callable[[], None] | None = None) -> int:
-        self._seal()
-        self._stir()
-        return super().add(frame, then=then)
-
-    def pump(self, link: Link) -> None:
-        self._seal()
-        super().pump(link)
-
-    def reconnected(self) -> None:
-        self._seal()
-        super().reconnected()
-
-    def _stir(self) -> None:
-        if self.on_put is not None:
-            self.on_put()
 
     def _seal(self) -> None:
         letters, self._open = self._open, []
         for frame in Tell.of(letters):
-            number = super().add(frame)
-            if self._open_needed:
-                self._needed = number
+            self._keep(frame, needed=self._open_needed)
         self._open_needed = False

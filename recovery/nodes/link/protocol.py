@@ -17,10 +17,12 @@ from msgspec import Meta, field
 
 from trainchaos.recovery.health.signs import HealthAlarm, HealthReport, Sign
 from trainchaos.recovery.nodes.link.beat_rate import LEAST_S
+from trainchaos.recovery.process.pressure import PressureReading
+from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.stream import Message, Record, encoded, parser
 from trainchaos.recovery.transport.wire import ANY_MESSAGE
 
-VERSION = 14
+VERSION = 15
 LONGEST = 4 << 20  # bytes of a message
 TOGETHER = 1 << 20  # bytes of messages of processes in one message, unless one alone has more
 _T = TypeVar("_T")
@@ -111,12 +113,6 @@ class Stacks(Message):
     text: str
 
 
-MarkWords = tuple[int, int, int, int, int, int, int, int]
-"""The fields of ``recovery.transport.progress_counters.Mark`` in their order, the phase as its
-index.
-"""
-
-
 class Ended(Message):
     """A process is reaped; all its lines came before. ``mark``: its last one; ``time_ns``: when it
     was noticed.
@@ -126,7 +122,7 @@ class Ended(Message):
     exit_code: int | None
     signal: int | None
     time_ns: int
-    mark: MarkWords
+    mark: Mark
 
 
 class Beat(Message):
@@ -136,21 +132,16 @@ class Beat(Message):
     """
 
     time_ns: int
-    marks: dict[str, MarkWords]
+    marks: dict[str, Mark]
     states: dict[str, str]
     pulses: dict[str, tuple[float, bool]] = field(default_factory=dict)
 
 
 class Pressed(Message):
-    """How short of CPU the node and its ranks are, sent periodically
-    (``recovery.process.pressure``).
-    """
+    """How short of CPU the node and its ranks are, sent periodically."""
 
     time_ns: int
-    cpus: Annotated[int, Meta(ge=1)]
-    some_s: float | None
-    steal_s: float | None
-    ranks: dict[str, tuple[float, float]]
+    reading: PressureReading
 
 
 class Lines(Message):

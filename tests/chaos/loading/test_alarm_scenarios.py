@@ -14,14 +14,14 @@ from trainchaos.chaos.loading.overrides import of_option
 from trainchaos.chaos.scenario.fault import Alarm as Name
 from trainchaos.harness.judge.checkers import ALARMS
 from trainchaos.harness.judge.results import Results
-from trainchaos.recovery.health.detectors.base import Alarm
-from trainchaos.recovery.health.detectors.devices import (
+from trainchaos.recovery.health.detector import Alarm
+from trainchaos.recovery.health.device_detectors import (
     EccDetector,
     IdleDetector,
     LinkDetector,
     ThermalDetector,
 )
-from trainchaos.recovery.health.detectors.job import (
+from trainchaos.recovery.health.job_detectors import (
     DigestDetector,
     HangDetector,
     SpikeDetector,

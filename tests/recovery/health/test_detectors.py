@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 import pytest
 
 from trainchaos.recovery.detection.pace import HangLimits
-from trainchaos.recovery.health.detectors.base import Alarm, Detector, tail
-from trainchaos.recovery.health.detectors.devices import (
+from trainchaos.recovery.health.detector import Alarm, Detector, tail
+from trainchaos.recovery.health.device_detectors import (
     EccDetector,
     IdleDetector,
     LinkDetector,
     ThermalDetector,
 )
-from trainchaos.recovery.health.detectors.job import (
+from trainchaos.recovery.health.job_detectors import (
     DigestDetector,
     HangDetector,
     StragglerDetector,
@@ -353,12 +353,3 @@ def test_the_share_of_a_decision_in_the_rate() -> None:
     for rate, every_s in ((0.0, 1.0), (1.0, 0.0), (math.nan, 1.0), (-1.0, 1.0)):
         with pytest.raises(ValueError, match="more than 0"):
             tail(rate, every_s)
-
-
-@pytest.mark.parametrize("make", ALL, ids=lambda make: make().what)
-def test_what_is_stated(make: Callable[[], Detector]) -> None:
-    assert 0.0 <= make().rate <= 0.01
-    assert make().what in METRICS
-    assert make().look([], 0.0) == []
-    others = [Reading(JOB, "smell", math.nan, "", 0.0)] * 10
-    assert make().look(others, 0.0) == []

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import math
-import random
-import sys
 import tracemalloc
-from collections.abc import Callable, Iterator
-from types import FunctionType, ModuleType
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.recovery.health.test_detectors import ALL, METRICS
-from trainchaos.recovery.health.detectors.base import Alarm, Detector
-from trainchaos.recovery.health.readings import JOB, Place, Reading
+from trainchaos.recovery.health.detector import Alarm, Detector
+from trainchaos.recovery.health.readings import Place, Reading
 
 MAKES = pytest.mark.parametrize("make", ALL, ids=lambda make: make().what)
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
@@ -83,64 +79,6 @@ def test_a_clock_that_runs_backwards(make: Callable[[], Detector]) -> None:
         for rank in range(3):
             readings = readings_of(detector.what, 50.0, float(second), rank, 4000 - second)
             assert detector.look(readings, float(second)) == []
-
-
-@MAKES
-@pytest.mark.parametrize("value", [0.0, 1.0, -3.0])
-def test_equal_values_and_one_alone(make: Callable[[], Detector], value: float) -> None:
-    detector = make()
-    assert detector.look(readings_of(detector.what, value, 0.0, None, 0), 0.0) == []
-    detector = make()
-    for number in range(2000):
-        at_s = 0.04 * number
-        shown = float(number) if detector.what == "hang" else value
-        for rank in range(4):
-            assert detector.look(readings_of(detector.what, shown, at_s, rank, number), at_s) == []
-
-
-@MAKES
-def test_peers_that_are_missing(make: Callable[[], Detector]) -> None:
-    """Each rank is there for a while, and never three of them at once."""
-    detector, draw = make(), random.Random(1)
-    if detector.what in ("hang", "digest-mismatch"):
-        return  # ranks that commit nothing, or differ from another, are what they look for
-    for number in range(4000):
-        rank = number // 500
-        at_s = 0.04 * number
-        value = 50.0 * draw.uniform(0.9, 1.1)
-        assert detector.look(readings_of(detector.what, value, at_s, rank, number), at_s) == []
-
-
-@pytest.mark.long
-@MAKES
-def test_a_million_samples_take_bounded_memory(make: Callable[[], Detector]) -> None:
-    """Of 8 ranks in turn, and with an odd one of a rank that nobody knows now and then."""
-    detector, draw = make(), random.Random(2)
-    metric = METRICS[detector.what]
-    values = [50.0 * draw.uniform(0.5, 1.5) for _ in range(997)]
-
-    def some(first: int, count: int) -> Iterator[Reading]:
-        for number in range(first, first + count):
-            step = number // 8
-            where = JOB if number % 1009 == 0 else Place(number % 8)
-            value = float(step) if detector.what == "hang" else values[number % 997]
-            yield Reading(where, metric, value, "", 0.04 * step, step, "same")
-
-    for first in range(0, MILLION, 10_000):
-        detector.look(list(some(first, 10_000)), 0.04 * first / 8)
-    assert held_by(detector) < MOST_BYTES
-
-
-def held_by(thing: object) -> int:
-    """Bytes of all that it refers to, classes and modules left out."""
-    seen: dict[int, object] = {}
-    todo = [thing]
-    while todo:
-        one = todo.pop()
-        if id(one) not in seen and not isinstance(one, type | ModuleType | FunctionType):
-            seen[id(one)] = one
-            todo += gc.get_referents(one)
-    return sum(map(sys.getsizeof, seen.values()))
 
 
 @pytest.mark.long

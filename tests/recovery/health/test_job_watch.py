@@ -13,7 +13,7 @@ import pytest
 from tests.support.costs import calls
 from trainchaos.chaos.events.log import ORCHESTRATOR, EventWriter, Kind
 from trainchaos.recovery.health import rank_logs
-from trainchaos.recovery.health.detectors.base import Alarm
+from trainchaos.recovery.health.detector import Alarm
 from trainchaos.recovery.health.job_watch import JobDetectors
 from trainchaos.recovery.health.rank_logs import HOLD_S, MOST_STEPS, RankLogs
 from trainchaos.recovery.health.readings import JOB, Place, Reading

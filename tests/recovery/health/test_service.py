@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.running import LIMIT_S
-from trainchaos.recovery.health.detectors.base import Alarm, Detector
+from trainchaos.recovery.health.detector import Alarm, Detector
 from trainchaos.recovery.health.nvml import cuda_names
 from trainchaos.recovery.health.readings import Place, Problem, Reading
 from trainchaos.recovery.health.service import MOST_WAITING, HealthService, machine_service

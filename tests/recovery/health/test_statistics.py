@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainchaos.chaos.stats import predicted_tail, student_tail
+from trainchaos.chaos.stats import student_tail
 from trainchaos.recovery.health.estimates import (
     CLIP,
     SLACK,
@@ -23,25 +23,6 @@ from trainchaos.recovery.health.estimates import (
     without_trend,
 )
 from trainchaos.recovery.health.readings import Place, Reading
-
-
-@pytest.mark.slow
-def test_a_prediction_is_as_rare_as_it_says() -> None:
-    """Whatever the rate: the history is of the same process."""
-    draw = random.Random(3)
-
-    def count(mean: float) -> int:
-        n, time_s = 0, draw.expovariate(1.0)
-        while time_s < mean:
-            n, time_s = n + 1, time_s + draw.expovariate(1.0)
-        return n
-
-    for mean in (0.5, 5.0, 20.0):
-        hits = 0
-        for _ in range(4000):
-            before, now = count(10 * mean), count(mean)
-            hits += predicted_tail(now, before, 10.0, 1.0) <= 0.01 if now else 0
-        assert hits <= 4000 * 0.01 * 1.6
 
 
 def test_wild_values_move_neither_level_nor_scale() -> None:
@@ -96,22 +77,6 @@ def test_theta_solves_walds_identity() -> None:
     assert math.fsum(w * math.exp(THETA * (x - SLACK)) for w, x in both) == pytest.approx(1.0)
 
 
-@pytest.mark.long
-def test_a_cusum_alarms_no_more_often_than_it_says() -> None:
-    """A tail of 1/300 a block: in 60 000 blocks 200 alarms at the most, and each starts anew."""
-    draw = random.Random(6)
-
-    def student() -> float:
-        return draw.gauss(0.0, 1.0) / math.sqrt(draw.gammavariate(1.5, 2.0) / 3.0)
-
-    found = 0
-    cusum = DropCusum(tail=1 / 300, least=0.0)
-    for i in range(60_000):
-        if cusum.add(student(), float(i)) is not None:
-            found += 1
-    assert found <= 200
-
-
 def related_noise(draw: random.Random, r: float) -> Iterator[float]:
     """Autoregressive, its innovations Student's t with 3 degrees of freedom, of scale 1 as a
     whole.
@@ -124,7 +89,7 @@ def related_noise(draw: random.Random, r: float) -> Iterator[float]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("r", [0.5, 0.8, 0.9])
+@pytest.mark.parametrize("r", [0.0, 0.5, 0.8, 0.9])
 def test_a_cusum_of_related_values_alarms_no_more_often_than_it_says(r: float) -> None:
     noise, cusum = related_noise(random.Random(7), r), DropCusum(tail=1 / 300, least=0.0)
     found = sum(cusum.add(next(noise), float(i)) is not None for i in range(60_000))

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,12 @@ import pytest
 from tests.recovery.nodes.test_nodes_handshake import admit
 from tests.support.clusters.cluster import agent_command
 from tests.support.clusters.nodes import ROOT, AgentProcess, Yard
-from tests.support.open_files import open_files
-from tests.support.ranks import Self, results
 from tests.support.running import LIMIT_S, readable
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.recovery.cli.takeover_log import lock
 from trainchaos.recovery.nodes import serve
-from trainchaos.recovery.nodes.coordinator.fleet import Fleet, FleetLimits, NodeGone
+from trainchaos.recovery.nodes.coordinator.fleet import Fleet, NodeGone
+from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
 from trainchaos.recovery.nodes.coordinator.node_state import (
     NodeJoined,
     NodeLost,
@@ -39,8 +37,6 @@ from trainchaos.recovery.nodes.coordinator.node_state import (
 from trainchaos.recovery.nodes.link import handshake
 from trainchaos.recovery.nodes.link.link import Link, Parcel, Post
 from trainchaos.recovery.nodes.link.protocol import (
-    FROM_AGENT,
-    FROM_COORDINATOR,
     Ended,
     Fence,
     Hello,
@@ -198,20 +194,6 @@ def test_a_stopped_process_shows_as_stopped(arm: Yard) -> None:
 
 
 @pytest.mark.long
-def test_sixty_four_processes_on_one_node(arm: Yard) -> None:
-    names = [f"w{n}" for n in range(64)]
-    for name in names:
-        arm.spawn(name, 0)
-    ready(arm, *names)
-    for name in names:
-        arm.order(name, "log", 10)
-        arm.order(name, "exit", 0)
-    ends = [r for r in arm.until_kind(Exited, 64) if isinstance(r, Exited)]
-    assert sorted(r.process for r in ends) == sorted(names)
-    assert all(len(events_of(arm, name)) == 11 for name in names)
-
-
-@pytest.mark.long
 def test_a_machine_that_takes_long_to_start_a_process_is_not_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,11 +282,13 @@ def test_an_idle_node_says_next_to_nothing(arm: Yard) -> None:
     for name in names:
         arm.spawn(name, 0)
     ready(arm, *names)
-    before, began_s = arm.fleet.traffic()[0], time.monotonic()
+    link = arm.fleet.states[0].link
+    assert link is not None
+    before, began_s = (link.sent_bytes, link.received_bytes), time.monotonic()
     arm.until(lambda _: time.monotonic() > began_s + 1.0)
-    after, seconds = arm.fleet.traffic()[0], time.monotonic() - began_s
-    assert after[0] - before[0] < 2000 * seconds, "bytes to it in a second"
-    assert after[1] - before[1] < 8000 * seconds, (
+    seconds = time.monotonic() - began_s
+    assert link.sent_bytes - before[0] < 2000 * seconds, "bytes to it in a second"
+    assert link.received_bytes - before[1] < 8000 * seconds, (
         "bytes from it: two beats and what the ranks logged when they began"
     )
 
@@ -333,32 +317,6 @@ def test_a_killed_agent_is_a_lost_node_and_nothing_is_left_of_it(yard: Yard) -> 
     yard.start(0, tag="again")
     ready_again = yard.spawn("w3", 0)
     assert ready_again and yard.fleet.nodes()[0].incarnation != info.incarnation
-
-
-@pytest.mark.long
-def test_an_agent_that_nobody_vouches_for_is_lost_when_it_does_not_come_back(
-    tmp_path: Path,
-) -> None:
-    yard = Yard(tmp_path, limits=FleetLimits(hint_s=0.05, redial_s=2.0))
-    try:
-        yard.start(0)
-        yard.fleet.begin("arm", yard.folder)
-        yard.spawn("w0", 0)
-        ready(yard, "w0")
-        # as where only silence tells
-        yard.fleet.await_nodes([0], limit_s=LIMIT_S, gone=lambda node: None)
-        # It has nothing unread when it is killed: with that, its kernel resets the connection,
-        # which proves nothing.
-        yard.fleet.states[0].ping_due_ns = sys.maxsize
-        yard.order("w0", "say")
-        yard.until_kind(MessageReceived)
-        yard.agents[0].signal(signal.SIGKILL)
-        reports = yard.until_kind(Exited)
-        assert [type(r) for r in reports] == [NodeLost, Exited]
-        assert "its agent ended, and has not come back for 2 s" in str(reports)
-        assert next(r for r in reports if isinstance(r, NodeLost)).taken_away
-    finally:
-        yard.close()
 
 
 def test_a_frozen_agent_is_only_unreachable_until_it_is_given_up_and_fenced(tmp_path: Path) -> None:
@@ -498,7 +456,7 @@ def answer(listener: socket.socket, token: bytes) -> tuple[Link, Hello]:
     """Be a coordinator that somebody dials."""
     listener.settimeout(LIMIT_S)
     sock, _ = listener.accept()
-    link = Link(sock, admit(sock, token), FROM_AGENT)
+    link = Link(sock, admit(sock, token), agent=False)
     hello = await_parcel(link).frame
     assert isinstance(hello, Hello)
     return link, hello
@@ -560,7 +518,7 @@ def say_hello(yard: Yard, hello: Hello) -> Any:
     found: list[Any] = []
 
     def talk() -> None:
-        link = Link(sock, handshake.enter(sock, yard.token), FROM_COORDINATOR)
+        link = Link(sock, handshake.enter(sock, yard.token), agent=True)
         link.put(hello)
         link.flush()
         try:
@@ -773,24 +731,6 @@ def test_an_interrupted_agent_takes_everything_with_it(yard: Yard) -> None:
     assert yard.agents[0].wait() == 0
     assert processes.state(pid) == "X"
     assert any(isinstance(r, NodeLost) for r in yard.until_kind(Exited))
-
-
-def come_and_go(folder: Path, _: Self) -> tuple[int, int]:
-    """Descriptors of this process before and after fleets."""
-    before = open_files()
-    for number in range(3):
-        (folder / str(number)).mkdir()
-        yard = Yard(folder / str(number))
-        yard.fleet.away()
-        yard.fleet.back()
-        yard.close()
-    return before, open_files()
-
-
-def test_a_fleet_that_is_gone_without_a_word_leaves_descriptors_to_nobody(tmp_path: Path) -> None:
-    # in a process of its own: an earlier test's thread may open something at any time
-    [(before, after)] = results(partial(come_and_go, tmp_path), 1)
-    assert after == before
 
 
 def test_an_address_that_is_not_ours_is_an_error() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.support.clusters.nodes import Yard
 from trainchaos.harness.host.processes import with_descendants
 from trainchaos.recovery.health.checks import PROGRAM
-from trainchaos.recovery.nodes.coordinator.fleet import NodeChecked, NodeGone
+from trainchaos.recovery.nodes.coordinator.node_state import NodeChecked, NodeGone
 from trainchaos.recovery.process.processes import start_time
 
 pytestmark = pytest.mark.real

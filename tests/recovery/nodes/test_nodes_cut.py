@@ -234,16 +234,3 @@ def test_a_node_without_any_link_is_given_up_and_fenced_when_it_is_back(
     assert "everything here is killed" in (tmp_path / "agent1.log").read_text()
     job.process.send_signal(signal.SIGINT)
     assert job.end() == 130
-
-
-@pytest.mark.long
-def test_a_killed_agent_is_noticed_as_early_as_ever(
-    tmp_path: Path, sites: Sites, jobs: list[CutJob]
-) -> None:
-    job = begun(jobs, tmp_path, sites, "--spares", "2", epochs=200)
-    job.agents[1].kill()
-    job.wait_for(lambda: bool(job.of(ORCHESTRATOR, Kind.NODE_LOST)))
-    (lost,) = job.of(ORCHESTRATOR, Kind.NODE_LOST)
-    assert lost.data["why"].startswith("its ranks' peers failed, and its agent has not come back")
-    job.process.send_signal(signal.SIGINT)
-    assert job.end() == 130

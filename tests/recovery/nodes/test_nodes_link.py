@@ -11,56 +11,24 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Raw
 
 from trainchaos.recovery.nodes.link.clock import DRIFT, REPEAT_S, ClockWatch
 from trainchaos.recovery.nodes.link.files import CHUNK, FileTail, land
-from trainchaos.recovery.nodes.link.handshake import Keys
 from trainchaos.recovery.nodes.link.link import READ, Link, Parcel, Post
-from trainchaos.recovery.nodes.link.protocol import FROM_AGENT, FROM_COORDINATOR, Lines, Sinking
-from trainchaos.recovery.transport.stream import MessageError
-
-KEYS = Keys(sending=b"s", receiving=b"r")
+from trainchaos.recovery.nodes.link.protocol import TOGETHER, Lines, Ping, Signal, Sinking, Tell
+from trainchaos.recovery.transport.stream import MessageError, packed
+from trainchaos.recovery.transport.wire import Abort, Extra, Join, LeaveOut, Message, Stop
 
 
 def linked() -> tuple[Link, Link]:
-    """A sender (agent) and a receiver (coordinator)."""
+    """A coordinator and an agent."""
     one, two = socket.socketpair()
-    return (
-        Link(one, KEYS, FROM_COORDINATOR),
-        Link(two, Keys(sending=KEYS.receiving, receiving=KEYS.sending), FROM_AGENT),
-    )
+    return Link(one, b"k", agent=False), Link(two, b"k", agent=True)
 
 
 def number_of(parcel: Parcel) -> int:
     return int(parcel.frame.process)
-
-
-@pytest.mark.slow
-@settings(max_examples=settings().max_examples * 3 // 5, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_nothing_is_lost_doubled_or_reordered_over_any_connections(seed: int) -> None:
-    dice = random.Random(seed)
-    sender, receiver = Post(limit=10_000), Post(limit=10_000)
-    heard: list[int] = []
-    said = 0
-    while said < 100 or len(heard) < said:
-        one, two = linked()
-        sender.reconnected()
-        for _ in range(dice.randrange(1, 8)):
-            for _ in range(dice.randrange(10) if said < 100 else 0):
-                sender.add(Sinking(process=str(said)))
-                said += 1
-            sender.pump(one)
-            if dice.random() < 0.7:
-                one.flush()
-            for parcel in two.take():
-                if receiver.accept(parcel):
-                    heard.append(number_of(parcel))
-            if dice.random() < 0.5:
-                sender.confirmed(receiver.received)
-        for link in (one, two):  # with whatever is on its way
-            link.close()
-    assert heard == list(range(said))
 
 
 def test_a_gap_is_refused() -> None:
@@ -79,10 +47,10 @@ def test_a_post_for_another_receiver_begins_anew() -> None:
     post.confirmed(1)
     post.received = 7
     post.renumber()
-    one, two = linked()
-    post.pump(one)
-    one.flush()
-    parcels = two.take()
+    coordinator, agent = linked()
+    post.pump(agent)
+    agent.flush()
+    parcels = coordinator.take()
     assert [(p.number, p.got, p.frame.process) for p in parcels] == [(1, 0, "b"), (2, 0, "c")]
 
 
@@ -232,3 +200,111 @@ def test_the_best_answer_is_the_one_that_a_look_at_all_of_them_finds() -> None:
 def test_reading_a_message_maps_no_memory() -> None:
     """Room of 128 KB and more is mapped anew for each message, which took longer than all else."""
     assert READ < 128 << 10
+
+
+# ---- messages to several processes of one node
+
+
+def join(rank: int) -> Join:
+    return Join(
+        generation=7,
+        rank=rank,
+        world=1024,
+        store_port=4711,
+        restore=False,
+        timeout_s=60.0,
+        left_out=3,
+    )
+
+
+def test_pieces_of_what_is_left_out_are_counted_as_long_as_they_are() -> None:
+    samples, since = list(range(10**8, 10**8 + 4096)), [10**6] * 4096
+    pieces = [LeaveOut(after=4096 * n, samples=samples, since=since) for n in range(80)]
+    lines = list(Tell.of(("w0", piece) for piece in pieces))
+    assert [message for line in lines for _, message in line.messages()] == pieces
+    assert len(lines) > 1 and all(len(packed(line)) < 1.1 * TOGETHER for line in lines)
+
+
+def passed(outbox: Post) -> list[Tell]:
+    """Lines that an agent gets."""
+    one, two = linked()
+    outbox.pump(one)
+    one.flush()
+    return [parcel.frame for parcel in two.take()]
+
+
+def test_one_decision_to_all_processes_of_a_node_is_one_line() -> None:
+    outbox = Post(limit=10)
+    for rank in range(64):
+        outbox.tell(f"w{rank}", Abort(generation=7), needed=True)
+    assert outbox.waits
+    (line,) = passed(outbox)
+    assert line.messages() == [(f"w{rank}", Abort(generation=7)) for rank in range(64)]
+    outbox.confirmed(1)
+    assert not outbox.waits
+
+
+def test_the_order_is_kept_between_messages_and_all_else() -> None:
+    outbox = Post(limit=10)
+    outbox.tell("w0", Abort(generation=1))
+    outbox.add(Signal(process="w0", signum=9))
+    outbox.tell("w0", Stop())
+    outbox.tell("w1", Abort(generation=1))
+    assert [frame.messages() if isinstance(frame, Tell) else frame for frame in passed(outbox)] == [
+        [("w0", Abort(generation=1))],
+        Signal(process="w0", signum=9),
+        [("w0", Stop()), ("w1", Abort(generation=1))],
+    ]
+
+
+def test_only_what_is_needed_is_waited_for() -> None:
+    outbox = Post(limit=10)
+    outbox.tell("w0", Extra(topic="t", payload={}))
+    outbox.add(Ping(sent_ns=1))
+    assert not outbox.waits
+    outbox.tell("w0", Stop(), needed=True)
+    assert outbox.waits
+    outbox.add(Ping(sent_ns=2))
+    outbox.tell("w0", Extra(topic="t", payload={}))
+    passed(outbox)
+    outbox.confirmed(3)
+    assert not outbox.waits and len(outbox) == 2
+
+
+def test_nonsense_is_found_where_it_is_read() -> None:
+    tell = Tell(each=(("w0", Raw(b'{"type":"Abort","generation":"soon"}')),))
+    with pytest.raises(MessageError, match="not a message"):
+        tell.messages()
+
+
+@pytest.mark.slow
+@settings(max_examples=settings().max_examples * 2 // 5, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_every_message_arrives_once_and_in_order_over_any_connections(seed: int) -> None:
+    dice = random.Random(seed)
+    sender, receiver = Post(limit=10_000), Post(limit=10_000)
+    said: list[tuple[str, Message]] = []
+    heard: list[tuple[str, Message]] = []
+    while len(said) < 150 or len(heard) < len(said):
+        one, two = linked()
+        sender.reconnected()
+        for _ in range(dice.randrange(1, 8)):
+            for _ in range(dice.randrange(12) if len(said) < 150 else 0):
+                said.append(
+                    (
+                        f"w{dice.randrange(4)}",
+                        dice.choice([Abort(generation=len(said)), join(len(said))]),
+                    )
+                )
+                sender.tell(*said[-1], needed=dice.random() < 0.5)
+            sender.pump(one)
+            if dice.random() < 0.7:
+                one.flush()
+            for parcel in two.take():
+                if receiver.accept(parcel):
+                    heard += parcel.frame.messages()
+            if dice.random() < 0.5:
+                sender.confirmed(receiver.received)
+        for link in (one, two):
+            link.close()
+    assert heard == said

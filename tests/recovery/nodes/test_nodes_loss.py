@@ -22,7 +22,7 @@ from trainchaos.recovery.nodes.coordinator.node_state import NodeState
 from trainchaos.recovery.nodes.coordinator.remote_processes import RemoteProcesses
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.nodes.link.protocol import Beat, Heard, Hello
-from trainchaos.recovery.transport.progress_counters import PHASES
+from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.wire import Parked
 
 LIMITS = FleetLimits()
@@ -120,7 +120,7 @@ class Ranks:
     def at(self, name: str, node: int, committed: int, generation: int = 1) -> None:
         if not self.known.living(name):
             self.known.add(name, node, 1)
-        mark = (generation, committed + 1, PHASES.index("collective"), 1, 1, committed, 1, 0.0)
+        mark = Mark(generation, committed + 1, "collective", 1, 1, committed, 1)
         self.known.handle(self.nodes[node], Beat(time_ns=1, marks={name: mark}, states={}))
 
     def parks(self, name: str, node: int, why: str, after_s: float = 0.0) -> None:

@@ -8,8 +8,6 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import pytest
 
 from tests.recovery.nodes.test_nodes_fleet import TOKEN, Clock, Puppet
 from tests.support.running import LIMIT_S
-from trainchaos.chaos.errors import InfrastructureError, NoPlaceLeft
+from trainchaos.chaos.errors import NoPlaceLeft
 from trainchaos.chaos.events.log import ORCHESTRATOR, EventWriter, Kind
 from trainchaos.recovery.cli import processes
 from trainchaos.recovery.cli.nodes_host import RETURN_LIMIT_S, _Arrivals
@@ -26,10 +24,8 @@ from trainchaos.recovery.cli.processes import FEW_ASKED, JobProcesses
 from trainchaos.recovery.cli.takeover_log import UNWRITTEN, TakeoverLog, read_takeover_log
 from trainchaos.recovery.detection.paced_look import REST, PacedLook
 from trainchaos.recovery.detection.silence import MAX_LOOK_S, PollTime, max_look_s
-from trainchaos.recovery.health.taints import names_of
 from trainchaos.recovery.nodes.coordinator.connections import Connections
 from trainchaos.recovery.nodes.coordinator.fleet import SERVED_NS, Fleet
-from trainchaos.recovery.nodes.coordinator.software import refuse_other, versions
 from trainchaos.recovery.nodes.link.beat_rate import FIRST_EVERY_NS, FIRST_PINGS, next_ping_ns
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.nodes.link.protocol import Beat, Start
@@ -195,12 +191,6 @@ def test_names_that_the_log_does_not_reserve_are_asked_for_in_small_numbers() ->
     assert host.most_open == 300 and len(host.names) > 300
 
 
-def test_few_processes_need_nothing_in_the_log() -> None:
-    host = Agents(16, 8)
-    assert len(started(host, FEW_ASKED)) == FEW_ASKED
-    assert (host.most_open, host.reserved) == (FEW_ASKED, 0)
-
-
 def test_who_takes_over_uses_no_name_that_may_be_in_use(tmp_path: Path) -> None:
     writer = EventWriter(tmp_path, ORCHESTRATOR, time.monotonic_ns)
     writer.write(Kind.ACTOR_STARTED, pid=1, host="here", wall_ns=1, boot=boot_id())
@@ -328,44 +318,6 @@ def test_a_look_at_many_thousand_ranks_leaves_as_much_time_and_loses_no_silence(
     assert PollTime.after(100.0, 100.0 + every_s, ranks).passed_s == pytest.approx(every_s)
     assert PollTime.after(100.0, 130.0, ranks).passed_s == max_look_s(ranks) < 0.5
     assert max_look_s(8) == max_look_s(2048) == MAX_LOOK_S
-
-
-class Host(str):
-    """A host's name that counts with how many others it is compared."""
-
-    compared = 0
-
-    def __eq__(self, other: object) -> bool:
-        Host.compared += 1
-        return super().__eq__(other)
-
-    __hash__ = str.__hash__
-
-
-def test_hosts_of_one_name_are_found_without_comparing_each_with_all() -> None:
-    nodes = 500
-    hosts: dict[int, str] = {node: Host(f"h{node // 2}") for node in range(nodes)}
-    hosts[7] = Host("alone")
-    Host.compared = 0
-    names = names_of(hosts)
-    assert Host.compared < 4 * nodes
-    assert names[8] == ("h4", "8") and names[7] == ("alone",) and names[6] == ("h3",)
-
-
-def test_the_versions_here_are_read_once_for_all_nodes(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[str] = []
-    version = metadata.version
-    monkeypatch.setattr(metadata, "version", lambda name: read.append(name) or version(name))
-    versions.cache_clear()
-    agents = [Puppet(fleet, node, f"agent-{node}") for node in range(3)]
-    fleet.await_nodes(range(len(agents)), limit_s=LIMIT_S, gone=lambda _: None)
-    for info in fleet.nodes().values():
-        refuse_other(replace(info, versions=dict(versions())))
-    assert len(read) == 1
-    with pytest.raises(InfrastructureError, match="none and not"):
-        refuse_other(replace(fleet.nodes()[0], versions={}))
 
 
 def test_nodes_that_are_awaited_are_not_looked_for_at_each_that_comes(

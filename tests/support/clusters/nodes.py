@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from tests.support.clusters.cluster import agent_command
 from tests.support.running import LIMIT_S
-from trainchaos.recovery.nodes.coordinator.fleet import Fleet, FleetLimits, FleetReport
+from trainchaos.recovery.nodes.coordinator.fleet import Fleet, FleetReport
+from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
 from trainchaos.recovery.nodes.coordinator.node_state import ClockMeasured
 from trainchaos.recovery.nodes.link.protocol import Heard
 from trainchaos.recovery.transport.wire import Extra, Message

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from trainchaos.chaos.stats import student_quantile
 from trainchaos.recovery.detection.pace import HangLimits, Pace
-from trainchaos.recovery.health.detectors.base import (
+from trainchaos.recovery.health.detector import (
     MOST_PLACES,
     RATE,
     STEP_S,

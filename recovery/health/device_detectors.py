@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import NormalDist, linear_regression
 
 from trainchaos.chaos.stats import predicted_tail
-from trainchaos.recovery.health.detectors.base import (
+from trainchaos.recovery.health.detector import (
     MOST_PLACES,
     RATE,
     Alarm,

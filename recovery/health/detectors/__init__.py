@@ -1,1 +1,0 @@
-"""What looks wrong in readings: detectors, each with a stated rate of false alarms. Pure."""

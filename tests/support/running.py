@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from trainchaos.chaos.events.following import EventLogTail
 from trainchaos.chaos.events.log import Event, Kind
@@ -155,12 +155,13 @@ def kill(pid: int, signum: int = signal.SIGKILL) -> None:
     os.close(fd)
 
 
-def until(enough: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
-    """Wait until it is so."""
+def until(enough: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
+    """Wait until it is so; what it gives then."""
     pause, deadline = threading.Event(), time.monotonic() + limit_s
-    while not enough():
+    while not (found := enough()):
         assert time.monotonic() < deadline, "it never came to it"
         pause.wait(0.01)
+    return found
 
 
 def readable(file: int | HasFileno, limit_s: float = LIMIT_S) -> bool:

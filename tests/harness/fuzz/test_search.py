@@ -18,7 +18,6 @@ from pydantic import BaseModel, Field, model_validator
 from ruamel.yaml import YAML
 
 from tests.support.logs import Script
-from tests.support.search import defects
 from tests.support.search.fuzzed import assert_all_drawn, refusals
 from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.chaos.events.log import Kind
@@ -437,17 +436,6 @@ def test_what_was_found_once_is_mended(path: Path) -> None:
 # ---- finding
 
 
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_planted_defect_is_made_small() -> None:
-    world = World(kinds=kinds(), strategies=strategies(), strategy="hot-spare")
-    player = SimPlayer(catalogue=CATALOGUE, behaviour=defects.DropsShare)
-    search = Search(Schedules(world, player, "planted"))
-    while (found := search.step()) is None and search.runs < 300:
-        continue
-    assert found is not None and len(found.case["faults"]) == 1
-
-
 @pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("block", range(15))
@@ -468,22 +456,3 @@ def test_what_was_reached_is_counted() -> None:
     assert dict((text, (many, once)) for text, many, once in coverage.rows())[
         "stage × message"
     ] == (1, 0)
-
-
-def test_nothing_is_made_smaller_when_the_time_is_over() -> None:
-    def plays(until_s: float) -> tuple[int, Search[draw.Tree]]:
-        asked: list[Any] = []
-
-        class Broken:
-            def play(self, tree: Mapping[str, Any]) -> PlayResult:
-                asked.append(tree)
-                return PlayResult(crash="it broke", place="here")
-
-        search = Search(Schedules(WORLD, Broken(), "late"), until_s=until_s)
-        assert search.step() is not None
-        return len(asked), search
-
-    late, search = plays(0.0)
-    (found,) = search.finds.values()
-    assert found.case == found.first and late <= 2
-    assert plays(float("inf"))[0] > late

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
-
-from trainchaos.harness.fuzz.play.play import memory
 
 pytestmark = pytest.mark.real
 LIMIT_S = 120
@@ -26,34 +22,6 @@ def started(into: Path, *options: str) -> subprocess.Popen[str]:
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-
-
-def workers_of(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def files_of(pid: int) -> list[Path]:
-    """Of this search alone: others may run on the same machine."""
-    return list((memory() or Path(tempfile.gettempdir())).glob(f"fuzz-{pid}-*"))
-
-
-@pytest.mark.long
-def test_ctrl_c_ends_every_process_and_leaves_no_file(tmp_path: Path) -> None:
-    search = started(tmp_path, "--jobs", "2", "--budget", "5m")
-    assert search.stdout is not None
-    try:
-        while " runs (" not in (line := search.stdout.readline()) or line.startswith("0 runs"):
-            assert line, "it ended before it had played anything"
-        children = workers_of(search.pid)
-        assert len(children) == 2 and files_of(search.pid)
-        search.send_signal(signal.SIGINT)
-        rest, _ = search.communicate(timeout=LIMIT_S)
-    finally:
-        search.kill()
-        search.wait(LIMIT_S)
-    assert (search.returncode, "until it was interrupted" in rest) == (130, True)
-    assert not [pid for pid in children if os.path.exists(f"/proc/{pid}")]
-    assert files_of(search.pid) == []
 
 
 def test_what_it_cannot_do_is_said(tmp_path: Path) -> None:

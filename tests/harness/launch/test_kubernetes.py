@@ -82,24 +82,6 @@ def test_it_is_valid_by_the_published_schema(
     assert limits == ({"nvidia.com/gpu": "1"} if device == "cuda" else None)
 
 
-def test_the_schema_would_refuse_a_wrong_one(
-    capsys: pytest.CaptureFixture[str], scenario: Path
-) -> None:
-    job = manifest(capsys, scenario)["Job/chaos-two-pods-agents"]
-    job["spec"]["completionsMode"] = job["spec"].pop("completionMode")
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(job, VERSIONS[-1], strict=True)
-
-
-def test_the_lines_to_type_go_on_where_they_should(
-    capsys: pytest.CaptureFixture[str], scenario: Path
-) -> None:
-    assert invoke(["plan", str(scenario), "--k8s"]) == 0
-    about = [line for line in capsys.readouterr().out.splitlines() if line.startswith("#")]
-    at = next(n for n, line in enumerate(about) if "kubectl wait" in line)
-    assert about[at].endswith(" \\") and about[at + 1].lstrip("# ").startswith("-l app.kubernetes")
-
-
 def test_pods_are_the_scenarios_nodes(capsys: pytest.CaptureFixture[str], scenario: Path) -> None:
     found = manifest(capsys, scenario)
     agents = found["Job/chaos-two-pods-agents"]["spec"]

@@ -108,25 +108,27 @@ def test_sizes_that_have_no_formula_and_too_many_failures_have_no_point(
     assert {part.setting.trials for part in parts} == {5}
 
 
+def overtaken(error: float, sizes: Sequence[int], shares: Sequence[float]) -> list[BreakEven]:
+    """Where drop-replica, with these shares by simulation, and hot-spare, with 0.8, change."""
+    all_ = {"hot-spare": [0.8] * len(sizes), "drop-replica": shares}
+    points = [
+        Point(strategy=name, gpus=gpus, goodput=share, error=error, by="simulation")
+        for name, each in all_.items()
+        for gpus, share in zip(sizes, each, strict=True)
+    ]
+    return break_even(
+        Setting(gpus=(64,), rate=6.5), {name: flat(name, 60.0) for name in all_}, [], points
+    )
+
+
 def test_between_two_simulations_a_line_over_the_logarithm_of_gpus_is_taken() -> None:
     """0.1 ahead at 1,024 and 0.3 behind at 4,096: a quarter of two doublings. Half as sure it is
     nowhere.
     """
-
-    def points(error: float) -> list[Point]:
-        shares = {"hot-spare": (0.8, 0.8), "drop-replica": (0.9, 0.5)}
-        return [
-            Point(strategy=name, gpus=gpus, goodput=share, error=error, by="simulation")
-            for name, both in shares.items()
-            for gpus, share in zip((1024, 4096), both, strict=True)
-        ]
-
-    setting = Setting(gpus=(64,), rate=6.5)
-    costs = {name: flat(name, 60.0) for name in ("hot-spare", "drop-replica")}
-    (found,) = break_even(setting, costs, [], points(0.02))
+    (found,) = overtaken(0.02, (1024, 4096), (0.9, 0.5))
     assert (found.below, found.above) == ("drop-replica", "hot-spare")
     assert found.gpus == round(1024 * 2**0.5) and (found.low, found.high) == (1024, 4096)
-    assert break_even(setting, costs, [], points(0.04)) == []
+    assert overtaken(0.04, (1024, 4096), (0.9, 0.5)) == []
 
 
 def test_whoever_is_ahead_by_chance_or_by_what_is_unknown_is_not_ahead_beyond_doubt() -> None:
@@ -201,15 +203,7 @@ def test_the_chance_of_simulations_is_in_the_interval_of_a_break_even() -> None:
     """0.1 ahead at 1,024, 0.3 behind at 4,096, each 0.02 by chance at 95 %: it may be anywhere that
     the two are no more than that apart.
     """
-    shares = {"hot-spare": (0.8, 0.8), "drop-replica": (0.9, 0.5)}
-    error = 0.02 / 1.96 / 2**0.5
-    points = [
-        Point(strategy=name, gpus=gpus, goodput=share, error=error, by="simulation")
-        for name, both in shares.items()
-        for gpus, share in zip((1024, 4096), both, strict=True)
-    ]
-    costs = {name: flat(name, 60.0) for name in shares}
-    (found,) = break_even(Setting(gpus=(64,), rate=6.5), costs, [], points)
+    (found,) = overtaken(0.02 / 1.96 / 2**0.5, (1024, 4096), (0.9, 0.5))
     assert found.least == pytest.approx(1024 * 2 ** (2 * (0.1 - 0.02) / 0.4), abs=2)
     assert found.most == pytest.approx(1024 * 2 ** (2 * (0.1 + 0.02) / 0.4), abs=2)
 
@@ -219,13 +213,7 @@ def test_the_interval_of_a_break_even_ends_where_there_is_no_doubt(
 ) -> None:
     """0.1, 0.03, -0.03 and -0.1 ahead, of which costs leave 0.05 open: on the lines beside them."""
     monkeypatch.setattr(breakeven, "_unknown", lambda *of: 0.05 / 2**0.5)
-    points = [
-        Point(strategy=name, gpus=gpus, goodput=share, error=0, by="simulation")
-        for name, all_ in (("hot-spare", (0.8,) * 4), ("drop-replica", (0.9, 0.83, 0.77, 0.7)))
-        for gpus, share in zip((512, 1024, 2048, 4096), all_, strict=True)
-    ]
-    costs = {name: flat(name, 60.0) for name in ("hot-spare", "drop-replica")}
-    (found,) = break_even(Setting(gpus=(64,), rate=6.5), costs, [], points)
+    (found,) = overtaken(0.0, (512, 1024, 2048, 4096), (0.9, 0.83, 0.77, 0.7))
     assert (found.low, found.gpus, found.high) == (1024, 1448, 2048)
     ends = (512 * 2 ** (5 / 7), 2048 * 2 ** (2 / 7))
     assert (found.least, found.most) == pytest.approx(ends, abs=1)

@@ -17,7 +17,6 @@ from tests.support.pages.html_page import Page
 from tests.support.pages.sample_results import build
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.errors import ScenarioError
-from trainchaos.harness.projection import simulate
 from trainchaos.harness.projection.costs import PUBLISHED, measured
 from trainchaos.harness.projection.laws import Duration
 from trainchaos.harness.projection.projection import project
@@ -197,20 +196,6 @@ def test_a_preset_is_of_nodes_of_eight_gpus(chaos: Say) -> None:
         assert ("scaled from nodes of 8" in found.failures_from) == (each_has != "8")
         failures += [row.failures for row in found.rows]
     assert failures == pytest.approx([failures[0]] * 3, rel=0.05)
-
-
-def test_events_beyond_what_can_be_played_are_refused_at_once(
-    chaos: Say, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not after the two million of them, which take minutes."""
-    monkeypatch.setattr(simulate._Trials, "advance", None)  # nothing is played
-    some = ("--gpus", "131072", "--trials", "2", "--jobs", "1", "-q")
-    code, _, error = chaos(*some, "--slow-rate", "1e4")
-    assert code == 2 and "more than 2000000 failures" in error
-    code, _, error = chaos(
-        *some, "--rate", "1e4", "--stall", "hot-spare=1s", "--strategy", "hot-spare"
-    )
-    assert code == 2 and "more than 2000000 failures" in error
 
 
 def test_why_there_is_no_formula_is_said_once_for_each_strategy(chaos: Say) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from trainchaos.chaos.commands.project import HEAD, lines
-from trainchaos.chaos.units import span
 from trainchaos.harness.projection.costs import PUBLISHED
 from trainchaos.harness.projection.projection import project
 from trainchaos.harness.projection.result import Projected, Projection, Setting, Spread
@@ -134,10 +133,3 @@ def test_what_lacks_is_said_before_anything_else() -> None:
     text = page.render(found)
     assert text.index("nothing was measured") < text.index("Projected, not measured")
     assert lines(found)[0] == "caution: nothing was measured"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"), [(45.0, "45 s"), (750.0, "12.5 min"), (172_800.0, "2.0 d")]
-)
-def test_times_are_for_people(seconds: float, said: str) -> None:
-    assert span(seconds) == said

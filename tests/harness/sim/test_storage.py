@@ -17,7 +17,6 @@ from trainchaos.chaos.fault.base import Fault, Need
 from trainchaos.chaos.plugins import FAULTS, load
 from trainchaos.harness.launch.requirements import needs_of, parameters
 from trainchaos.harness.launch.storage import DEFAULT_MIB
-from trainchaos.harness.sim.rank.faults import SimFaultAgent
 from trainchaos.harness.sim.world.storage import SimStorage
 
 
@@ -70,15 +69,6 @@ def test_a_slow_disk_makes_all_wait_and_nobody_suspect(memory: Path) -> None:
     }
     assert seconds[20] > 0.8 > seconds[10] and seconds[60] < 0.1
     assert not of(faulted, Kind.FAILURE_DETECTED)
-
-
-@pytest.mark.slow
-def test_a_save_may_take_much_longer_than_a_step_as_long_as_it_moves(memory: Path) -> None:
-    fault = {**storage("io-slow", delay_s=1), "target": {"rank": 0}}
-    faulted, problems = found(cell_of(SPARE, [fault]), memory, 3)
-    assert (faulted.outcome, problems) == ("completed", {})
-    assert not of(faulted, Kind.FAILURE_DETECTED)
-    assert max(event.data["seconds"] for event in of(faulted, Kind.CHECKPOINT_COMMITTED)) > 5
 
 
 def test_a_save_that_stands_still_is_a_hang_of_the_rank_that_saves(memory: Path) -> None:
@@ -144,15 +134,3 @@ def test_an_injector_that_does_nothing_is_noticed(
     faulted, problems = found(cell_of(SPARE, [storage("disk-full")]), memory, 3)
     assert set(problems) == {"fault-landed"}
     assert not of(faulted, Kind.CHECKPOINT_FAILED)
-
-
-@pytest.mark.slow
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("kind", ["io-error", "io-slow"])
-def test_a_disk_that_is_not_broken_after_all_is_noticed(
-    kind: str, memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(SimFaultAgent, "set_disk", lambda self, trouble: None)
-    params = {"delay_s": 0.1} if kind == "io-slow" else {}
-    fault = {**storage(kind, **params), "target": {"rank": 0}}
-    assert set(found(cell_of(SPARE, [fault]), memory, 3)[1]) == {"fault-landed"}

@@ -4,7 +4,6 @@ are elsewhere.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ import pytest
 from tests.support.running import LIMIT_S
 from trainchaos.chaos.fault.base import Need
 from trainchaos.chaos.fault.targets import LinkShape
-from trainchaos.harness.launch.containers import links, rules
+from trainchaos.harness.launch.containers import links
 from trainchaos.harness.launch.containers.flapping import LinkFlapper
 from trainchaos.harness.launch.containers.inside import ByEngine
 from trainchaos.harness.launch.containers.links import NodeAddress, NodeLinks
@@ -248,12 +247,6 @@ def test_a_rate_is_of_a_window_after_the_first_rush(
     assert rate_of(samples, AT_A_RATE) == (None if rate is None else pytest.approx(rate))
 
 
-def test_nothing_to_do_is_said_to_nobody() -> None:
-    assert rules.device("eth0", {}, {}, {}) == []
-    assert "type filter hook" not in rules.table(rules.IngressRules())
-    assert links.BY_QUEUE != ""
-
-
 def test_a_kernel_without_what_links_need_is_said_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -272,8 +265,3 @@ def test_a_kernel_without_what_links_need_is_said_with_what_to_do(
     assert (
         "apt-get install" in str(Docker().lacks(Need.LINKS)) and Docker().lacks(Need.NODES) is None
     )
-
-
-@pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
-def test_a_command_that_is_not_there_is_a_refusal() -> None:
-    assert links.refused(["no-such-command-anywhere"], "")

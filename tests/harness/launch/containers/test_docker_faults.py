@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.harness.launch.containers.test_docker_real import Nodes, nodes_of, until
+from tests.harness.launch.containers.test_docker_real import Nodes, nodes_of
 from tests.support.clusters.docker_engine import REQUIRED, engine
+from tests.support.running import until
 from trainchaos.chaos.fault.base import Need
 from trainchaos.chaos.fault.targets import LinkShape
 from trainchaos.harness.launch.containers.inside import (

@@ -13,16 +13,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
 
 from tests.support.clusters.docker_engine import engine, image_of, labelled, private_engine, python
+from tests.support.running import until
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.fault.base import Need
@@ -138,15 +137,6 @@ def nodes_of(
         made.door.close()
         left = made.platform.close()
     assert left == []
-
-
-def until(true: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
-    """What a condition gives once it gives something."""
-    deadline, pause = time.monotonic() + limit_s, Event()
-    while not (found := true()):
-        assert time.monotonic() < deadline, "it did not come to pass"
-        pause.wait(0.01)
-    return found
 
 
 def test_nodes_dial_in_are_lost_begin_anew_and_leave_nothing(engine: Any, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import subprocess
-import time
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -103,23 +102,6 @@ def test_interrupted_runs_leave_nothing(engine: Any, tmp_path: Path) -> None:
     for marker in markers:
         entry = f"{MARKER}={marker}"
         assert [pid for pid, _ in processes.since(0) if processes.environment_has(pid, entry)] == []
-
-
-@pytest.mark.long
-def test_two_runs_at_once_both_pass(engine: Any, tmp_path: Path) -> None:
-    begun = []
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        path = scenario(tmp_path / name, steps=60, faults=LOSS)
-        command = chaos_run(path, tmp_path / name, "-q")
-        begun.append(
-            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        )
-    deadline = time.monotonic() + LIMIT_S
-    said = [one.communicate(timeout=max(1.0, deadline - time.monotonic()))[1] for one in begun]
-    summaries = [path.read_text()[:1000] for path in sorted(tmp_path.glob("*/*/latest/summary.md"))]
-    assert [one.returncode for one in begun] == [0, 0], (said, summaries)
-    assert labels_left(engine, tmp_path / "a") + labels_left(engine, tmp_path / "b") == []
 
 
 def test_without_an_engine_a_run_is_skipped_with_the_reason(

@@ -128,17 +128,6 @@ def test_a_lost_node_is_one_incident_and_its_steps_count_once(recovery: Any, mem
     assert {placed[name] for name in incident.target["processes"]} == {1}
 
 
-@pytest.mark.slow
-def test_a_lost_rack_takes_all_its_nodes_at_once(memory: Path) -> None:
-    racks = {"kind": "sim", "nodes": 4, "nodes_per_rack": 2}
-    recovery = {"strategy": "hot-spare", "spares": 4}
-    _, (incident,) = arm(
-        recovery, memory, {"kind": "rack-kill", "target": {"rack": 1}}, launcher=racks
-    )
-    assert (incident.target["rack"], incident.target["nodes"]) == (1, [2, 3])
-    assert incident.outcome == "recovered"
-
-
 def test_two_kills_answered_by_one_rollback_lose_its_steps_once(memory: Path) -> None:
     kill = {"id": "kill", "kind": "process-kill", "target": {"rank": 2}, "at": {"step": 33}}
     again = {
@@ -183,12 +172,3 @@ def test_a_real_node_is_lost_and_replaced(tmp_path: Path, recovery: str) -> None
     (incident,) = results.faults
     assert incident.outcome == "recovered"
     assert len(incident.target["processes"]) >= 2
-
-
-@pytest.mark.real
-@pytest.mark.long
-def test_a_real_spare_is_lost_unnoticed(tmp_path: Path) -> None:
-    faults = "[{id: f, kind: spare-kill, at: {step: 20}, expect: {outcome: masked}}]"
-    code, results = run(tmp_path, workload=MLP, recovery="hot-spare", faults=faults)
-    assert code == 0, results.reason
-    assert results.faults[0].outcome == "masked"

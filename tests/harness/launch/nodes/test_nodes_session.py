@@ -1,5 +1,5 @@
 """Nodes of a run: which begin anew and when, what agents of other machines must agree on, what a
-lost one leaves.
+lost one leaves, and what happens between two arms.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.running import LIMIT_S
+from tests.support.running import LIMIT_S, until
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.events.log import EventWriter, Kind, read_actor
 from trainchaos.chaos.scenario.model import Cell, LauncherSpec, RecoverySpec, Scenario, WorkloadSpec
@@ -28,6 +28,7 @@ from trainchaos.harness.launch.nodes.cluster import (
     REFUSALS,
     NodesSession,
     Renewal,
+    Tending,
     nodes_session,
     places,
 )
@@ -36,7 +37,7 @@ from trainchaos.harness.launch.nodes.platform import Platform, PlatformNeeds
 from trainchaos.harness.undo.base import Undo
 from trainchaos.harness.undo.ledger import Ledger, read_open
 from trainchaos.recovery.nodes.coordinator.loss import TakenAway
-from trainchaos.recovery.nodes.coordinator.node_state import NodeInfo
+from trainchaos.recovery.nodes.coordinator.node_state import ClockMeasured, NodeInfo, NodeJoined
 from trainchaos.recovery.nodes.coordinator.salvage import gather
 from trainchaos.recovery.nodes.coordinator.software import refuse_other, versions
 from trainchaos.recovery.policy.jobconfig import Exchange
@@ -205,15 +206,6 @@ def platform(wanted: PlatformNeeds) -> Iterator[LoopbackPlatform]:
     made = LoopbackPlatform(wanted)
     yield made
     assert made.close() == []
-
-
-def until(true: Callable[[], Any]) -> Any:
-    """Wait for it."""
-    deadline, pause = time.monotonic() + LIMIT_S, threading.Event()
-    while not (found := true()):
-        assert time.monotonic() < deadline
-        pause.wait(0.005)
-    return found
 
 
 SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
@@ -413,3 +405,70 @@ def test_each_process_has_a_gpu_of_its_node_or_they_share_and_talk_through_gloo(
     assert dealt("cpu", two, (), ()) == (slots, Exchange("gloo"))
     with pytest.raises(InfrastructureError, match=r"node 1 \(h\) has no CUDA device"):
         dealt("cuda", two, (), two)
+
+
+# ---- between arms
+
+
+@pytest.mark.long
+@pytest.mark.real
+def test_a_node_that_an_arm_left_standing_still_goes_on_for_the_next(
+    platform: LoopbackPlatform,
+) -> None:
+    session: Any = SimpleNamespace(platform=platform, _played=False)
+    platform.start(0, SLEEPS, {})
+    platform.machines.pause(0)
+    until(lambda: platform.machines.seen(0) == {"state": "paused"})
+    # before the first arm nobody did anything, and nobody is asked
+    NodesSession._resume(session, range(2))
+    assert platform.machines.seen(0) == {"state": "paused"}
+    NodesSession._resume(session, range(2))  # node 1 was never started
+    until(lambda: platform.machines.seen(0) == {"state": "running"})
+
+
+def test_turns_are_made_between_arms_only_and_all_is_handed_over() -> None:
+    turned = threading.Semaphore(0)
+    made: list[int] = []
+
+    def turn(timeout_s: float) -> list[int]:
+        made.append(len(made))
+        turned.release()
+        return made[-1:]
+
+    tending = Tending(turn)
+    assert tending.end() == []
+    tending.begin()
+    tending.begin()  # it goes on
+    for _ in range(3):
+        assert turned.acquire(timeout=LIMIT_S)
+    found = tending.end()
+    assert found == made and len(found) >= 3
+    assert not any(thread.name == "tend-nodes" for thread in threading.enumerate())
+    assert tending.end() == [], "it was handed over"
+
+
+def test_an_error_is_that_of_the_next_arm_and_the_one_after_has_none() -> None:
+    failed = threading.Event()
+
+    def turn(timeout_s: float) -> list[int]:
+        failed.set()
+        raise InfrastructureError("no more descriptors")
+
+    tending = Tending(turn)
+    tending.begin()
+    assert failed.wait(LIMIT_S)
+    with pytest.raises(InfrastructureError, match="no more descriptors"):
+        tending.end()
+    assert tending.end() == []
+
+
+@pytest.mark.long
+@pytest.mark.real
+def test_agents_are_admitted_and_asked_while_other_cells_are_played(
+    tmp_path: Path, cell: Cell
+) -> None:
+    """They would take the coordinator for lost, and end, after their lease."""
+    with nodes_session([cell], RunDirectory(tmp_path), LoopbackPlatform) as session:
+        happened = session._tending._happened
+        until(lambda: {one.node for one in [*happened] if isinstance(one, NodeJoined)} == {0, 1})
+        until(lambda: {one.node for one in [*happened] if isinstance(one, ClockMeasured)} == {0, 1})

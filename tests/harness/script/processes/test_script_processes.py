@@ -76,9 +76,9 @@ def ended(command: Command) -> bool:
 
 
 def await_exit(ranks: Ranks) -> ExitedRank:
-    gone: list[ExitedRank] = []
-    until(lambda: bool(gone.extend(ranks.wait(0.1)) or gone))
-    return gone[0]
+    (gone,) = until(lambda: ranks.wait(0.1))
+    assert isinstance(gone, ExitedRank)
+    return gone
 
 
 def test_a_rank_is_the_topmost_process_that_has_it(started: list[Command], tmp_path: Path) -> None:
@@ -190,8 +190,7 @@ def test_ranks_that_nothing_names_were_started_alike_and_meet(
         return ranks.alike(tree.below(command.guard_pid), count, settled=settled)
 
     assert look(settled=False) == {}, "who has worked most is not known before the first step"
-    until(lambda: len(look()) == 3)
-    found = look()
+    found = until(lambda: (now := look()) and len(now) == 3 and now)
     assert [found[n].pid for n in range(3)] == sorted(one.pid for one in found.values())
     assert command.pid not in [one.pid for one in found.values()]
     os.kill(found[1].pid, signal.SIGKILL)

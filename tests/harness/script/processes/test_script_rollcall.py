@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.harness.script.processes.test_script_processes import start, started
-from tests.support.running import LIMIT_S, PYTHON
+from tests.support.running import PYTHON, until
 from trainchaos.chaos.scenario.progress import RegexProgress
 from trainchaos.chaos.scenario.workload import WorkloadSpec
 from trainchaos.harness.script.listen.progress import GrowingFile, ProgressReport, RegexReader
@@ -172,15 +171,6 @@ def launch(started: list[Command], tmp_path: Path, program: str) -> Command:
     (tmp_path / "train.py").write_text(TRAINER)
     (tmp_path / "launch.py").write_text(HEAD + program)
     return start(started, tmp_path, f"exec {PYTHON} launch.py", PYTHONUNBUFFERED="1")
-
-
-def until(condition: Any) -> Any:
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        signal.sigtimedwait([], 0.02)
-    raise AssertionError("it never came")
 
 
 def printed(tmp_path: Path, lines: int = 1) -> bool:

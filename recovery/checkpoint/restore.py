@@ -311,8 +311,8 @@ def restore_first(
 
     With a ``group`` all its ranks call it: rank 0 proposes its candidates one after the other,
     those of the first replica load, and the others only learn which it is. ``refused``: called on
-    the ranks where one does not verify. Raises GenerationLost, and on all ranks alike HalfLoaded, and
-    CheckpointMismatch with nothing loaded, for a good one of another job.
+    the ranks where one does not verify. Raises GenerationLost, and on all ranks alike HalfLoaded,
+    and CheckpointMismatch with nothing loaded, for a good one of another job.
     """
     reads = group is None or layout is None or layout.replica_of(group.rank) == 0
     for candidate in candidates if group is None else _proposed(candidates, group, device):

@@ -86,9 +86,9 @@ class KeeperClient:
         progress: Callable[[], None] = lambda: None,
         limit_s: float = SILENCE_S,
     ) -> tuple[Header, int]:
-        """Get a part, with the descriptor of its file, which the caller has to close after
-        verifying the part. ``progress``: called as it arrives; ``limit_s``: longest time without any
-        of it arriving. Raises KeeperError, what ``check`` raises.
+        """Get a part, with the descriptor of its file, which the caller has to verify and close.
+        ``progress``: called as it arrives; ``limit_s``: longest time without any of it arriving.
+        Raises KeeperError, what ``check`` raises.
         """
         found, fd = self._ask(Fetch(key=key), Found, limit_s, connect_s, coming=progress)
         if fd is None:

@@ -1,6 +1,6 @@
-"""The supervisor's side: starts one keeper per node, ends a keeper that does not answer (one that is
-stopped or stuck holds up every save), and replaces one that ends by an empty one, as soon as its
-node takes another.
+"""The supervisor's side: starts one keeper per node, ends one that does not answer (stopped or
+stuck, it holds up every save), and replaces one that ends by an empty one, as soon as its node
+takes another.
 """
 
 from __future__ import annotations

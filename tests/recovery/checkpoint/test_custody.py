@@ -5,7 +5,6 @@ nothing is left.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,9 @@ from trainchaos.chaos.fault.targets import DiskTrouble
 from trainchaos.harness.sim.rank.saves import JOB
 from trainchaos.recovery.checkpoint.checkpointer import NothingToRestore
 from trainchaos.recovery.checkpoint.files.checkpoints import (
+    FREE,
     Checkpoint,
+    Hand,
     name_of,
     newest_first,
     origin_of,
@@ -49,7 +50,7 @@ class Disk:
     def __init__(self) -> None:
         self.answers: list[bool | Exception] = []
 
-    def set_aside(self, directory: Path, in_doubt: Any, why: str, **more: Any) -> bool:
+    def set_aside(self, directory: Path, in_doubt: Any, why: str, hand: Hand) -> bool:
         """As scripted."""
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -79,7 +80,7 @@ class Rig:
     def put_aside(self, *answers: bool | Exception) -> None:
         """Try, and the disk answers so."""
         self.disk.answers = list(answers)
-        self.custody.put_aside(disk=None, guard=nullcontext)
+        self.custody.put_aside(FREE)
         assert not self.disk.answers, "it was not even tried"
 
 

@@ -161,7 +161,7 @@ def test_a_save_shows_progress_in_all_that_it_does(
     monkeypatch.setattr(atomic_rename, "RANGE_BYTES", 4096)
     state, signs = trained(2, width=400), Signs()
     size = sum(chunk.bytes for chunk in chunks_of(state.tensors()))
-    order = saves.SaveOrder(directory=tmp_path, generation=1, progress=signs)
+    order = saves.SaveOrder(directory=tmp_path, generation=1, hand=checkpoints.Hand(progress=signs))
     saves.write(order, saves.content_of(state))
     assert signs.count >= size / STRIDE + size / 4096, "the look for NaN, and the sync"
 
@@ -196,7 +196,7 @@ def test_retention_and_sweeping_show_progress(tmp_path: Path) -> None:
         state.step = step
         saves.save(state, tmp_path, generation=1)
     signs = Signs()
-    gone = retention.prune(tmp_path, 1, progress=signs)
+    gone = retention.prune(tmp_path, 1, hand=checkpoints.Hand(progress=signs))
     entries = 3  # the data, the manifest, the directory
     assert (len(gone.gone), signs.count >= 2 * entries) == (2, True)
     signs.count = 0
@@ -216,7 +216,7 @@ def test_whoever_waits_for_a_save_shows_progress_as_the_save_does() -> None:
         for _ in range(5):
             work.moved()
             assert go.acquire(timeout=LIMIT_S)
-        return SaveOutcome(step=1, name="", seconds=0.0, blocked_s=0.0)
+        return SaveOutcome(step=1)
 
     def progress() -> None:
         seen()
@@ -233,7 +233,7 @@ def test_a_wait_for_a_save_without_any_sign_of_life_ends(gate: Gate) -> None:
 
     def write() -> SaveOutcome:
         gate("write", Path())
-        return SaveOutcome(step=1, name="", seconds=0.0, blocked_s=0.0)
+        return SaveOutcome(step=1)
 
     work.start(write)
     assert not work.wait(0.01, Signs())

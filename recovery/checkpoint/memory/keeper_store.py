@@ -54,13 +54,18 @@ class KeeperStore:
         self._lock = threading.Lock()
 
     def add(self, header: Header, fd: int, *, copy: bool) -> None:
-        """Take a part, whose file the store closes from now on. Raises Refusal: then it is still
-        the caller's.
+        """Take a part, whose file the store closes from now on, at once where it refuses it. Raises
+        Refusal.
         """
         size = os.fstat(fd).st_size
         with self._lock:
-            self._check(header, fd, size)
-            self._make_room(header.key, size)
+            try:
+                self._check(header, fd, size)
+                for entry in self._spare_for(header.key, size):
+                    self._drop(self._entries.pop(entry.header.key))
+            except Refusal:
+                os.close(fd)
+                raise
             old = self._entries.pop(header.key, None)
             self._entries[header.key] = HeldPart(header=header, fd=fd, size=size, copy=copy)
             if old is not None:
@@ -172,11 +177,6 @@ class KeeperStore:
 
     def _all(self) -> list[Key]:
         return [*self._entries, *(key for held in self._others.values() for key in held)]
-
-    def _make_room(self, key: Key, size: int) -> None:
-        for entry in self._spare_for(key, size):
-            del self._entries[entry.header.key]
-            self._drop(entry)
 
     def _spare_for(self, key: Key, size: int) -> list[HeldPart]:
         """Older checkpoints that have to go for a new part; empty if there is room. Raises

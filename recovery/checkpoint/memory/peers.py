@@ -32,6 +32,7 @@ from trainchaos.recovery.checkpoint.memory.protocol import (
     Note,
     Notes,
     Put,
+    Refusal,
     receive_answer,
 )
 from trainchaos.recovery.transport import stream
@@ -170,7 +171,7 @@ def receive_part(
                 progress()
         wrong = header.mismatch(memory.data) if progress is None else None
         if wrong is not None:
-            raise MessageError(f"{header.key.label} came damaged: {wrong}")
+            raise Refusal(f"{header.key.label} came damaged: {wrong}")
     except BaseException:
         memory.close()
         raise

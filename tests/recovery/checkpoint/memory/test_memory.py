@@ -213,12 +213,7 @@ def store_of(limit: int = 1 << 20, *, keep: int = 2, doubles: bool = False) -> K
 
 def put(store: KeeperStore, step: int, **more: Any) -> None:
     header, memory = part(step, **more)
-    try:
-        store.add(header, memory.fd, copy=False)
-    except Refusal:
-        memory.close()
-        raise
-    memory.detach()
+    store.add(header, memory.detach(), copy=False)
 
 
 def test_following_the_advice_of_a_full_store_is_enough() -> None:

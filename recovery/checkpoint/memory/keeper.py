@@ -51,7 +51,7 @@ from trainchaos.recovery.checkpoint.memory.protocol import (
 )
 from trainchaos.recovery.process.output import say
 from trainchaos.recovery.process.processes import die_with, redirect_output
-from trainchaos.recovery.transport import stream
+from trainchaos.recovery.transport import auth, stream
 from trainchaos.recovery.transport.channel import Channel
 from trainchaos.recovery.transport.stream import Message, MessageError
 from trainchaos.recovery.transport.wire import Extra
@@ -191,7 +191,7 @@ class Keeper:
 
     def _serve_peer(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        protocol.admit(sock, self._token)
+        auth.admit(sock, self._token, **protocol.HELLO)
         self._serve(sock, self._answer_peer, IDLE_S)
 
     def _serve(self, sock: socket.socket, answer: Answerer, idle_s: float) -> None:

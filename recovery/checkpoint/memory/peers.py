@@ -35,7 +35,7 @@ from trainchaos.recovery.checkpoint.memory.protocol import (
     Refusal,
     receive_answer,
 )
-from trainchaos.recovery.transport import stream
+from trainchaos.recovery.transport import auth, stream
 from trainchaos.recovery.transport.stream import MessageError
 
 CONNECT_LIMIT_S = 2.0
@@ -147,7 +147,7 @@ class Peers:
         sock = socket.create_connection(address, timeout=CONNECT_LIMIT_S)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            protocol.enter(sock, self._token)
+            auth.enter(sock, self._token, **protocol.HELLO)
         except BaseException:
             sock.close()
             raise

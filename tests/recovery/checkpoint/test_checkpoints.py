@@ -329,7 +329,7 @@ def test_a_checkpoint_of_another_job_is_not_taken(tmp_path: Path) -> None:
     stranger = adamw()
     stranger.seed = 8
     before = values(stranger)
-    with pytest.raises(CheckpointMismatch, match="is of a job of seed 7, this one has seed 8"):
+    with pytest.raises(CheckpointMismatch, match="seed is 7 there, 8 here"):
         restore(stranger, tmp_path)
     assert values(stranger) == before
 

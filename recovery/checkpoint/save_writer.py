@@ -117,7 +117,7 @@ class SaveWriter:
 
         @contextmanager
         def guard() -> Iterator[None]:
-            with self._fence.held(tenure=tenure, waits=True, check=check):
+            with self._fence.held(tenure=tenure, check=check):
                 yield
                 placed.set()
 

@@ -228,19 +228,6 @@ def test_whoever_waits_for_a_save_shows_progress_as_the_save_does() -> None:
     assert 4 <= seen.count <= 5
 
 
-def test_a_wait_for_a_save_without_any_sign_of_life_ends(gate: Gate) -> None:
-    work = BackgroundWorker()
-
-    def write() -> SaveOutcome:
-        gate("write", Path())
-        return SaveOutcome(step=1)
-
-    work.start(write)
-    assert not work.wait(0.01, Signs())
-    gate.opened.set()
-    assert work.wait(LIMIT_S)
-
-
 def test_a_wait_for_the_save_before_belongs_to_the_checkpoint(tmp_path: Path, gate: Gate) -> None:
     """As at a notice: the save under way is waited for, then the one that was asked for is made."""
     phases: list[bool] = []
@@ -372,41 +359,27 @@ class Clock:
         self._then(self.now)
 
 
-def test_a_part_that_grows_is_waited_for_however_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    part = tmp_path / "rank-0001.bin"
-
-    def grow(now: int) -> None:
-        if now <= 300:
-            part.write_bytes(b"x" * now)
-
-    clock = Clock(grow)
-    monkeypatch.setattr(saves, "time", clock)
-    with pytest.raises(TimeoutError):
-        saves.gather(saves.SaveOrder(directory=tmp_path, generation=1, writers=2), tmp_path, 5)
-    assert 420 <= clock.now <= 424
-
-
-def test_a_part_that_does_not_grow_is_waited_for_while_its_writer_gets_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("grows", [True, False])
+def test_a_part_is_waited_for_while_it_grows_or_its_writer_gets_on_however_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grows: bool
 ) -> None:
     """As it is hashed and found to be the same, or synced to a slow disk."""
-    part = tmp_path / "rank-0001.bin"
+    part, signs, setting = tmp_path / "rank-0001.bin", Signs(), os.utime
     part.write_bytes(b"x")
-    signs, setting = Signs(), os.utime
 
     def get_on(now: int) -> None:
-        if now <= 300:
+        if now <= 300 and grows:
+            part.write_bytes(b"x" * now)
+        elif now <= 300:
             shown()
 
     clock = Clock(get_on)
     monkeypatch.setattr(saves, "time", clock)
     monkeypatch.setattr(os, "utime", lambda path: setting(path, ns=(clock.now, clock.now)))
     shown = saves.PartProgress(part, signs)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match="the part of writer 1 did not come within 120 s"):
         saves.gather(saves.SaveOrder(directory=tmp_path, generation=1, writers=2), tmp_path, 5)
-    assert 420 <= clock.now <= 424 and signs.count == 300
+    assert 420 <= clock.now <= 424 and signs.count == (0 if grows else 300)
 
 
 def test_a_part_shows_outside_that_it_gets_on_once_a_second(

@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from trainchaos.chaos.errors import EXIT_FAIL, ChaosError
 from trainchaos.recovery.checkpoint import own
 from trainchaos.recovery.checkpoint.files import checkpoints
-from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint, Disk
+from trainchaos.recovery.checkpoint.files.checkpoints import FREE, Checkpoint, Disk
 from trainchaos.recovery.checkpoint.files.custody import Custody, writers
 from trainchaos.recovery.checkpoint.files.saving import Saving, WriteRankEvent
 from trainchaos.recovery.checkpoint.memory_checkpointer import SETTLE_S, MemoryCheckpointer
@@ -43,7 +44,8 @@ class Checkpointer:
     ``check`` raises GenerationLost once the generation is aborted; ``progress``: called while a
     save or restore goes on, so that it is not taken for a hang; ``entered``: called with the step
     and whether this rank writes, when a save begins; ``saves``: called before anything is done for
-    a save, in memory or on disk; ``agreed``: the last step at which the replicas are known to have
+    a save, in memory or on disk; ``disk``: replaces the disk's answers, for a fault injector;
+    ``agreed``: the last step at which the replicas are known to have
     been the same (-1: not known).
 
     A save that falls due while another is still being written is made as soon as that one is done.
@@ -65,36 +67,40 @@ class Checkpointer:
         agreed: Callable[[], int] = lambda: -1,
         clock_s: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self.disk: Disk | None = None
         self._config = config
         self._state = state
-        self._write = write
         self._progress = progress
         self._entered = entered
         self._saves = saves
         self._clock_s = clock_s
-        self._saving = Saving(write=write, send=send, clock_s=clock_s)
+        saving = Saving(write=write, send=send, clock_s=clock_s)
         self._schedules = _schedules(config, clock_s())
         self._custody = Custody(
             config.checkpoint_dir,
             job=config.job_id,
             fresh=config.fresh,
-            saving=self._saving,
+            saving=saving,
             write=write,
             send=send,
             forget=self._forget,
         )
-        self._fence = self._custody.fence
-        self._writer = SaveWriter(
-            config,
-            state,
-            saving=self._saving,
-            timetable=self._schedules.disk,
-            fence=self._fence,
-            check=check,
-            progress=progress,
-            agreed=agreed,
-            clock_s=clock_s,
-        )
+        fence, directory = self._custody.fence, config.checkpoint_dir
+        self._writer: SaveWriter | None = None
+        if fence is not None and directory is not None:
+            self._writer = SaveWriter(
+                config,
+                state,
+                directory,
+                fence,
+                saving=saving,
+                disk=self._disturb,
+                timetable=self._schedules.disk,
+                check=check,
+                progress=progress,
+                agreed=agreed,
+                clock_s=clock_s,
+            )
         self._memory: MemoryCheckpointer | None = None
         if config.memory is not None and self._schedules.memory is not None:
             self._memory = MemoryCheckpointer(
@@ -110,22 +116,18 @@ class Checkpointer:
                 saves=saves,
             )
 
-    @property
-    def disk(self) -> Disk | None:
-        """Replaces the disk's answers, for a fault injector."""
-        return self._writer.disk
-
-    @disk.setter
-    def disk(self, disk: Disk | None) -> None:
-        self._writer.disk = disk
+    def _disturb(self, what: str, path: Path) -> None:
+        if self.disk is not None:
+            self.disk(what, path)
 
     def wants(self, step: int) -> Wanted:
         """What rank 0 asks all ranks to save after ``step``: they learn it with the gradients."""
-        return self._schedules.wants(step, self._clock_s(), busy=self._writer.background.busy)
+        busy = self._writer is not None and self._writer.background.busy
+        return self._schedules.wants(step, self._clock_s(), busy=busy)
 
     def keeps(self, asked: Wanted) -> bool:
         """Whether anything is saved of what is ``asked`` for."""
-        disk = asked.disk and self._config.checkpoint_dir is not None
+        disk = asked.disk and self._writer is not None
         return disk or (asked.memory and self._memory is not None)
 
     def after_commit(
@@ -141,34 +143,28 @@ class Checkpointer:
         """Save if ``asked`` for, by ``wants`` or the supervisor; ``pausing``: training stops after
         this step. A failed save is reported and never ends training.
         """
-        self._writer.report()
+        writer = self._writer
+        if writer is not None:
+            writer.report()
         if self._memory is not None:
             self._memory.after_commit(
                 step, rank=rank, layout=layout, generation=generation, asked=asked.memory
             )
         self._schedules.asked(self._clock_s(), asked)
-        directory = self._config.checkpoint_dir
-        if directory is None or not asked.disk:
+        if writer is None or not asked.disk:
             return
         among = self._writers(layout)
         if rank not in among:
             self._entered(step, False)
             return
         self._saves()
-        if self._writer.background.busy:
-            self._writer.settle()
+        if writer.background.busy:
+            writer.settle()
         if rank == 0:
             self._put_aside()  # the disk may accept it now
-        began_s = self._saving.begin(step, whole=rank == 0)
         self._entered(step, True)
-        self._writer.save(
-            directory,
-            generation=generation,
-            rank=rank,
-            writers=len(among),
-            began_s=began_s,
-            later=self._config.saves.mode == "async" and not pausing,
-        )
+        later = self._config.saves.mode == "async" and not pausing
+        writer.save(step, generation=generation, rank=rank, writers=len(among), later=later)
 
     def parked(self, *, lost: bool) -> None:
         """This rank leaves its generation: nothing that it saves gets its final name from now on; a
@@ -176,16 +172,16 @@ class Checkpointer:
         all ranks committed its step, and this may be the rank that saves in the next generation
         too. ``lost``: the generation is lost, and with it what other ranks write.
         """
-        if self._fence is not None:
-            self._fence.suspend()
-        self._writer.parked()
+        if self._writer is not None:
+            self._writer.parked()
         if lost:
             self.lost()
 
     def lost(self) -> None:
         """The generation is lost: a save by several ranks is given up."""
         self._schedules.lost()
-        self._writer.lost()
+        if self._writer is not None:
+            self._writer.lost()
 
     def told(self, rewinds: Rewinds) -> None:
         """By which failures the supervisor has checkpoints spaced."""
@@ -196,19 +192,19 @@ class Checkpointer:
         left of saves by several ranks must not be mixed with its own. Raises Fenced where a newer
         writer saves.
         """
-        directory, fence = self._config.checkpoint_dir, self._fence
         self._state.room_for_own = partial(own.fit, layout=layout, rank=rank)
-        self._writer.joined()
+        if self._writer is not None:
+            self._writer.joined()
         self._custody.joined(rank, generation)
-        if directory is None or fence is None:
-            return
-        if rank == 0 and len(self._writers(layout)) > 1:
+        fence, directory = self._custody.fence, self._config.checkpoint_dir
+        if rank == 0 and fence and directory and len(self._writers(layout)) > 1:
             until = (fence.epoch, generation) if fence.epoch is not None else None
             checkpoints.sweep(directory, until=until, progress=self._progress)
 
     def began(self, step: int) -> None:
         """The generation trains on from this step."""
-        self._writer.since = step
+        if self._writer is not None:
+            self._writer.since = step
 
     def distrust(self, doubts: Sequence[Doubt], *, deletes: bool) -> None:
         """Restore none of the doubtful checkpoints: the state may have been corrupted before the
@@ -216,15 +212,13 @@ class Checkpointer:
         supervisor when they are. What fails now is tried again at each save, and by the next
         generation.
         """
-        if doubts:
+        if doubts and self._writer is not None:
             self._writer.settle()
         self._custody.distrust(doubts, deletes=deletes)
         self._put_aside()
 
     def _put_aside(self) -> None:
-        self._custody.put_aside(
-            disk=self._writer.on_disk, guard=self._writer.guard, progress=self._progress
-        )
+        self._custody.put_aside(self._writer.hand if self._writer is not None else FREE)
 
     def _forget(self, doubts: Sequence[Doubt]) -> bool:
         memory = self._memory
@@ -250,7 +244,8 @@ class Checkpointer:
         With one shard it is called by rank 0. With several every rank of the group takes part, and
         those of the first replica load. Raises what ``restore_first`` does.
         """
-        self._writer.settle()
+        if self._writer is not None:
+            self._writer.settle()
         if self._memory is not None:
             self._memory.settle(SETTLE_S)
         self._custody.restoring()
@@ -315,9 +310,8 @@ class Checkpointer:
         """Finish what is under way, within END_S. A save that waits for its name, because this rank
         has left its generation, is given up.
         """
-        if self._fence is not None and self._fence.suspended:
-            self._fence.give_up()
-        self._writer.settle()
+        if self._writer is not None:
+            self._writer.close()
         if self._memory is not None:
             self._memory.close()
 

@@ -150,7 +150,7 @@ class MemoryCheckpointer:
             buffer = self._buffer(size)
         except OSError as error:
             why = f"{type(error).__name__}: {first_line(error)}"
-            self._saving.report(replace(self._saving.failed(key.step, why, began_s), more=part))
+            self._saving.report(SaveOutcome(step=key.step, error=why, more=part))
             return
         with torch.no_grad():
             copies = copy_into(buffer.memory, chunks, offsets, self._progress)
@@ -175,7 +175,6 @@ class MemoryCheckpointer:
         began_s: float,
     ) -> SaveOutcome:
         """On the other thread: check the copy, and offer it."""
-        outcome = self._saving.failed(key.step, "", began_s)
         try:
             bad = first_not_finite(chunks)
             if bad is not None:
@@ -194,7 +193,7 @@ class MemoryCheckpointer:
             kept = self._client.offer(header, buffer.file.fd)
         except Exception as failure:  # reported; never ends training
             self._give_back([buffer.number])
-            return replace(outcome, error=str(failure) or type(failure).__name__)
+            return SaveOutcome(step=key.step, error=str(failure) or type(failure).__name__)
         seconds = time.perf_counter() - began_s
         more = {"copies": list(kept.copies), **({"alone": kept.alone} if kept.alone else {})}
         with self._lock:
@@ -203,7 +202,7 @@ class MemoryCheckpointer:
                 with suppress(OSError):  # so that the next save need not wait for fresh memory
                     self._free.append(self._make(quiet))
         size = sum(chunk.bytes for chunk in chunks)
-        return replace(outcome, bytes=size, seconds=seconds, more=more)
+        return SaveOutcome(step=key.step, bytes=size, seconds=seconds, more=more)
 
     def settle(self, limit_s: float = math.inf) -> bool:
         """Wait for the save under way; returns whether it has ended. Raises what ``check``

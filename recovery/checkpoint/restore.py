@@ -311,8 +311,8 @@ def restore_first(
 
     With a ``group`` all its ranks call it: rank 0 proposes its candidates one after the other,
     those of the first replica load, and the others only learn which it is. ``refused``: called on
-    the ranks where one does not verify. Raises GenerationLost, and on all ranks alike HalfLoaded, and
-    CheckpointMismatch with nothing loaded, for a good one of another job.
+    the ranks where one does not verify. Raises GenerationLost, and on all ranks alike HalfLoaded,
+    and CheckpointMismatch with nothing loaded, for a good one of another job.
     """
     reads = group is None or layout is None or layout.replica_of(group.rank) == 0
     for candidate in candidates if group is None else _proposed(candidates, group, device):
@@ -396,35 +396,47 @@ def planned(
     other ranks. ``table``: type and shape of its tensors. Raises CheckpointMismatch.
     """
     state.own = {}
-    here = state.scalars()
-    refuse_other_scalars(name, scalars, here)
-    ours, theirs = here["optimizer"]["made"], scalars.get("optimizer", here["optimizer"])["made"]
-    held = {key: tensor for key, tensor in state.tensors().items() if key.startswith("model.")}
-    wanted = {chunk.name: chunk for chunk in chunks_of(held)}
-    model = {
-        key: (entry["dtype"], list(entry["shape"]))
-        for key, entry in table.items()
-        if key[:6] == "model." and (key in wanted or not state.partial)
-    }
-    if theirs != ours or model != {key: (c.dtype, list(c.shape)) for key, c in wanted.items()}:
-        expected = chunks_of(state.tensors(state.expected()))
-        refuse_foreign(name, table, expected, partial=state.partial)
-    problem = (
-        f"the optimizer keeps {', '.join(theirs)} there, {', '.join(ours)} here"
-        if theirs != ours
-        else ""
+    mine = state.scalars()
+    there, here = _rules(scalars), _rules(mine)
+    if there["parameter groups"] >= mine["optimizer"]["built"]:
+        # the loop adds some, or is about to do it again
+        there["parameter groups"] = here["parameter groups"]
+    refuse(name, there, {rule: here[rule] for rule in there})
+    made = mine["optimizer"]["made"]
+    saved = scalars.get("optimizer", mine["optimizer"])["made"]
+    if saved != made:
+        refuse_foreign(
+            name, table, chunks_of(state.tensors(state.expected())), partial=state.partial
+        )
+        refuse(name, {"what the optimizer keeps": saved}, {"what the optimizer keeps": made})
+    models = {key: tensor for key, tensor in state.tensors().items() if key.startswith("model.")}
+    refuse_foreign(
+        name,
+        {key: entry for key, entry in table.items() if key.startswith("model.")},
+        chunks_of(models),
+        partial=state.partial,
     )
     try:
         slots = state.planned(scalars)
     except ValueError as error:
-        problem = problem or str(error)
-    if problem:
-        raise CheckpointMismatch(
-            f"{name} does not fit this job: {problem}",
-            hint="use the model and optimizer that wrote it, or another checkpoint directory",
-        )
+        raise _mismatch(name, str(error)) from error
     state.own = state.room_for_own(table)
     return slots
+
+
+def _rules(scalars: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be the same in checkpoint and process. Older checkpoints do not name the type of
+    the optimizer, whose slots are compared instead.
+    """
+    optimizer = scalars.get("optimizer")
+    groups = scalars["lr"] if optimizer is None else optimizer["groups"]
+    kind = {} if optimizer is None else {"optimizer": optimizer["type"]}
+    return {
+        "seed": scalars["seed"],
+        **kind,
+        "parameter groups": len(groups),
+        "scheduler": sorted(scalars["scheduler"]),
+    }
 
 
 def refuse_foreign(
@@ -434,64 +446,38 @@ def refuse_foreign(
     *,
     partial: bool = False,
 ) -> None:
-    """Raise CheckpointMismatch, naming the first differences, unless names, types and shapes are
-    the same. ``partial``: more may be saved than is wanted here.
+    """Raise CheckpointMismatch unless names, types and shapes are the same. ``partial``: more may
+    be saved than is wanted here.
     """
-    here = {chunk.name: (chunk.dtype, list(chunk.shape)) for chunk in wanted}
+    here = {chunk.name: f"{chunk.dtype} {list(chunk.shape)}" for chunk in wanted}
     there = {
-        key: (entry["dtype"], list(entry["shape"]))
+        key: f"{entry['dtype']} {list(entry['shape'])}"
         for key, entry in saved.items()
         if key in here or not (partial or key.startswith(OWN))
     }
+    refuse(name, there, here)
+
+
+def refuse(name: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raise CheckpointMismatch, naming the first differences, unless both say the same."""
     if here == there:
         return
     differ = [
-        f"{key} is {_words(there[key])} there, {_words(here[key])} here"
+        f"{key} is {there[key]} there, {here[key]} here"
         for key in here
         if key in there and here[key] != there[key]
     ]
     differ += [f"{key} is only in the checkpoint" for key in there if key not in here]
     differ += [f"{key} is only in the job" for key in here if key not in there]
     more = f" (and {len(differ) - NAMED} more)" if len(differ) > NAMED else ""
-    raise CheckpointMismatch(
-        f"{name} does not fit this job: {'; '.join(differ[:NAMED])}{more}",
+    raise _mismatch(name, "; ".join(differ[:NAMED]) + more)
+
+
+def _mismatch(name: str, what: str) -> CheckpointMismatch:
+    return CheckpointMismatch(
+        f"{name} does not fit this job: {what}",
         hint=(
-            "use the model, optimizer and types that wrote it (the number of ranks may differ), or"
-            " another checkpoint directory"
+            "use the seed, model, optimizer, scheduler and types that wrote it (the number of ranks"
+            " may differ), or another checkpoint directory"
         ),
     )
-
-
-def _words(kind: tuple[str, list[int]]) -> str:
-    return f"{kind[0]} {kind[1]}"
-
-
-def refuse_other_scalars(name: str, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """As ``refuse_foreign``, for values that are not tensors. ``here``: TrainState.scalars()."""
-    if saved["seed"] != here["seed"]:
-        raise CheckpointMismatch(
-            f"{name} is of a job of seed {saved['seed']}, this one has seed {here['seed']}",
-            hint="use that seed, or another checkpoint directory",
-        )
-    there, ours = _rules(saved), _rules(here)
-    built = here["optimizer"]["built"]
-    if there["parameter groups"] >= built:  # the loop adds some, or is about to do it again
-        there["parameter groups"] = ours["parameter groups"]
-    for what in there:
-        if there[what] != ours[what]:
-            raise CheckpointMismatch(
-                f"{name} does not fit this job: {what}: {there[what]} there, {ours[what]} here",
-                hint=(
-                    "use the optimizer and scheduler that wrote it, or another checkpoint directory"
-                ),
-            )
-
-
-def _rules(scalars: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be the same in checkpoint and process. Older checkpoints do not name the type of
-    the optimizer, whose slots are compared instead.
-    """
-    optimizer = scalars.get("optimizer")
-    groups = scalars["lr"] if optimizer is None else optimizer["groups"]
-    rules = {"parameter groups": len(groups), "scheduler": sorted(scalars["scheduler"])}
-    return rules if optimizer is None else {"optimizer": optimizer["type"], **rules}

@@ -20,8 +20,8 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,11 @@ from trainchaos.recovery.checkpoint.chunks import (
 )
 from trainchaos.recovery.checkpoint.files import checkpoints, pieces
 from trainchaos.recovery.checkpoint.files.checkpoints import (
+    FREE,
     Checkpoint,
     CorruptCheckpoint,
     Disk,
-    Guard,
-    undisturbed,
+    Hand,
     write_durably,
 )
 from trainchaos.recovery.checkpoint.files.pieces import Piece
@@ -78,9 +78,8 @@ class SaveOrder:
     """One save, as one of its writers sees it. ``writer`` 0 commits; ``delta``: a full checkpoint
     every so many, 1: each is full; ``since``: the step from which the generation went on (-1:
     unknown); ``job``: its name, if it has one; ``check``: raises when the save is to be given up;
-    ``progress``: called, by any thread, at least every 32 MB and for each file that is deleted;
     ``enter``: called before the first byte, returns the epoch; ``still``: called by writer 0 while
-    it waits for others, and raises when it may not write any more; ``guard``: around each rename.
+    it waits for others, and raises when it may not write any more.
     """
 
     directory: Path
@@ -90,12 +89,10 @@ class SaveOrder:
     delta: int = 1
     since: int = -1
     job: str = ""
-    disk: Disk = undisturbed
+    hand: Hand = FREE
     check: Callable[[], None] = quiet
-    progress: Progress = quiet
     enter: Callable[[], int] = lambda: 0
     still: Callable[[], None] = quiet
-    guard: Guard = nullcontext
 
 
 def content_of(state: TrainState, writer: int = 0, writers: int = 1) -> Content:
@@ -120,12 +117,12 @@ def content_of(state: TrainState, writer: int = 0, writers: int = 1) -> Content:
 
 
 def save(
-    state: TrainState, directory: Path, *, generation: int, disk: Disk = undisturbed
+    state: TrainState, directory: Path, *, generation: int, hand: Hand = FREE
 ) -> tuple[Checkpoint, int]:
     """Write and commit the state of one process; returns the checkpoint and its size in bytes. See
     ``write``.
     """
-    order = SaveOrder(directory=directory, generation=generation, disk=disk)
+    order = SaveOrder(directory=directory, generation=generation, hand=hand)
     saved = write(order, content_of(state))
     assert saved is not None
     return saved
@@ -148,22 +145,22 @@ def write(order: SaveOrder, content: Content) -> tuple[Checkpoint, int] | None:
 
 
 def _written(order: SaveOrder, content: Content) -> tuple[Checkpoint, int] | None:
-    epoch, progress, step = order.enter(), order.progress, content.step
+    epoch, hand, step = order.enter(), order.hand, content.step
     staging = checkpoints.staging_of(order.directory, step, order.generation, epoch)
+    path = staging / file_of(order.writer)
     known, delta = _base_of(order, step)
-    if order.writer == 0:
+    if order.writer:
+        hand = replace(hand, progress=PartProgress(path, hand.progress))
+    else:
         but, kept = (staging, step) if order.writers > 1 else (None, -1)
         until = (epoch, order.generation)
-        checkpoints.sweep(order.directory, but=but, until=until, step=kept, progress=progress)
-        order.disk("mkdir", staging)
+        checkpoints.sweep(order.directory, but=but, until=until, step=kept, progress=hand.progress)
+        hand.disk("mkdir", staging)
     staging.mkdir(parents=True, exist_ok=order.writers > 1)
     try:
+        part = _write_part(path, content, delta, known, hand)
         if order.writer:
-            progress = PartProgress(staging / file_of(order.writer), progress)
-        path = staging / file_of(order.writer)
-        part = _write_part(path, content, delta, known, order.disk, progress)
-        if order.writer:
-            _announce(staging, order.writer, part, disk=order.disk)
+            _announce(staging, order.writer, part, disk=hand.disk)
             return None
         others = gather(order, staging, step)
         facts, streams = merge([part, *others])
@@ -180,19 +177,10 @@ def _written(order: SaveOrder, content: Content) -> tuple[Checkpoint, int] | Non
             "scalars": _with_stages(content.scalars, [part.stage for part in others]),
         }
         order.check()
-        return checkpoints.commit(
-            staging,
-            order.directory,
-            step,
-            facts,
-            streams=streams,
-            disk=order.disk,
-            guard=order.guard,
-            progress=progress,
-        )
+        return checkpoints.commit(staging, order.directory, step, facts, streams=streams, hand=hand)
     finally:
         if order.writer == 0:
-            remove(staging, progress)
+            remove(staging, hand.progress)
             for writer in range(1, order.writers):
                 note_of(order, step, writer).unlink(missing_ok=True)
 
@@ -220,23 +208,18 @@ def file_of(writer: int) -> str:
 
 
 def _write_part(
-    path: Path,
-    content: Content,
-    delta: int,
-    known: Known | None,
-    disk: Disk,
-    progress: Progress,
+    path: Path, content: Content, delta: int, known: Known | None, hand: Hand
 ) -> CheckpointPart:
     """Write and sync the chunks. ``known``: finds bytes that are stored already. Raises OSError,
     RuntimeError for a state that is not finite: restoring it would be useless.
     """
-    chunks = content.chunks
+    chunks, progress = content.chunks, hand.progress
     offsets, end = pieces.cut([chunk.bytes for chunk in chunks])
     with ThreadPoolExecutor(1, thread_name_prefix="checksum") as pool:
         finite = [pool.submit(first_not_finite, some, progress) for some in _together(chunks)]
         try:
             bytes_ = list(_stream(chunks, offsets, end, progress))
-            stream = _write_stream(path, bytes_, pool, disk, known, progress)
+            stream = _write_stream(path, bytes_, pool, known, hand)
             bad = next((found for each in finite if (found := each.result()) is not None), None)
             if bad is not None:
                 raise RuntimeError(f"the state is not finite ({bad}), so it is not saved")
@@ -289,15 +272,14 @@ def _write_stream(
     path: Path,
     stream: Sequence[list[memoryview]],
     pool: ThreadPoolExecutor,
-    disk: Disk,
     known: Known | None,
-    progress: Progress,
+    hand: Hand,
 ) -> list[Piece]:
     """Write the file in batches, which the disk begins with at once, and sync it."""
 
     def checksum(parts: list[memoryview]) -> str:
         digest = pieces.checksum(*parts)
-        progress()
+        hand.progress()
         return digest
 
     sums: list[Future[str]] = [pool.submit(checksum, parts) for parts in stream]
@@ -308,7 +290,7 @@ def _write_stream(
     start = end = 0
 
     def flush() -> None:
-        disk("write", path)
+        hand.disk("write", path)
         _write_all(fd, waiting, start)
         begin_writeback(fd, start, end - start)
 
@@ -325,8 +307,8 @@ def _write_stream(
                 start, waiting = end, []
         if waiting:
             flush()
-        disk("fsync", path)
-        await_writeback(fd, end, progress)
+        hand.disk("fsync", path)
+        await_writeback(fd, end, hand.progress)
         os.fsync(fd)
     finally:
         os.close(fd)

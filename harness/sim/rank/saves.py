@@ -15,7 +15,7 @@ from trainchaos.harness.rank.shims.disk import RECORD_SUFFIX
 from trainchaos.harness.sim.rank.faults import TrainingError
 from trainchaos.harness.sim.rank.state import State
 from trainchaos.recovery.checkpoint.files import checkpoints
-from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint
+from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint, Hand
 from trainchaos.recovery.checkpoint.files.custody import Custody, agreement, writers
 from trainchaos.recovery.checkpoint.files.fence import Fenced
 from trainchaos.recovery.checkpoint.files.saving import Saving
@@ -65,6 +65,7 @@ class SimSaves:
         )
         assert self._custody.fence is not None
         self._fence = self._custody.fence
+        self._hand = Hand(disk=self._disk, guard=self._fence.held)
         self.choosing = self._custody.choosing
 
     @property
@@ -86,7 +87,7 @@ class SimSaves:
             self.schedules.told(self._job.process.clock.now_ns / 1e9, rewinds)
 
     def _put_aside(self) -> None:
-        self._custody.put_aside(disk=self._disk, guard=self._fence.held)
+        self._custody.put_aside(self._hand)
 
     def _forget(self, doubts: Sequence[Doubt]) -> bool:
         memory = self._job.memory
@@ -125,8 +126,8 @@ class SimSaves:
 
     def write_part(self, step: int, since_s: float) -> WrittenPart:
         """Write the part that another rank commits, and report the result."""
-        outcome = self._saving.tried(step, self._try_part, since_s=since_s)
-        self._saving.report(outcome, whole=False)
+        outcome = self._saving.attempt(step, self._try_part, since_s=since_s, whole=False)
+        self._saving.report(outcome)
         return WrittenPart(state=self._job.state, error=outcome.error)
 
     def _try_part(self) -> None:
@@ -156,7 +157,10 @@ class SimSaves:
         ranks that save, by rank; if all ranks hold the same, rank 0's is the whole state.
         """
         config = self._job.config
-        if not self._saving.attempt(step, partial(self._write, step, parts), since_s=since_s):
+        write = partial(self._write, step, parts)
+        outcome = self._saving.attempt(step, write, since_s=since_s)
+        self._saving.report(outcome)
+        if outcome.bytes is None:
             return False
         agreed = agreement(
             self._job.member.heard.agreed,
@@ -170,8 +174,7 @@ class SimSaves:
             config.checkpoint_keep,
             agreed=agreed,
             recorded=recorded,
-            disk=self._disk,
-            guard=self._fence.held,
+            hand=self._hand,
         )
         return True
 
@@ -193,9 +196,7 @@ class SimSaves:
         self._fill(path, data)
         origin = {"epoch": epoch, "generation": job.generation, "since": self.since, "job": JOB}
         facts = {**origin, "scalars": job.state.scalars()}
-        return checkpoints.commit(
-            staging, directory, step, facts, disk=self._disk, guard=self._fence.held
-        )
+        return checkpoints.commit(staging, directory, step, facts, hand=self._hand)
 
     def _disk(self, what: str, path: Path) -> None:
         """Consult the simulated disk, and then this rank's faults."""

@@ -30,10 +30,15 @@ from pathlib import Path
 from typing import Any
 
 from trainchaos.recovery.checkpoint.files import pieces
-from trainchaos.recovery.checkpoint.files.pieces import CorruptCheckpoint, Piece
+from trainchaos.recovery.checkpoint.files.pieces import (
+    CorruptCheckpoint,
+    Piece,
+    Progress,
+    quiet,
+)
 from trainchaos.recovery.transport.atomic_rename import fsync_directory, put_in_place, remove
 
-__all__ = ["Checkpoint", "CorruptCheckpoint", "Disk"]
+__all__ = ["Checkpoint", "CorruptCheckpoint", "Disk", "Progress", "quiet"]
 
 MANIFEST, REFUSED = "manifest.json", "refused.json"
 FORMAT = 2
@@ -49,14 +54,21 @@ Disk = Callable[[str, Path], None]
 in its place, for the disk or for a fault injector that imitates it.
 """
 
-Guard = Callable[[], AbstractContextManager[None]]
-"""Around each rename: raises in a process that may not write (any more). See
-``recovery.checkpoint.files.fence``.
-"""
+
+@dataclass(frozen=True, kw_only=True)
+class Hand:
+    """How a process changes a directory of checkpoints. ``guard``: around each rename, raises where
+    it may not write (any more), see ``recovery.checkpoint.files.fence``; ``progress``: called at
+    least every 32 MB, and for each file that is deleted.
+    """
+
+    disk: Disk = lambda what, path: None
+    guard: Callable[[], AbstractContextManager[None]] = nullcontext
+    progress: Progress = quiet
 
 
-def undisturbed(what: str, path: Path) -> None:
-    """A ``Disk`` that leaves all operations to the file system."""
+FREE = Hand()
+"""Nobody interferes, and nobody watches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,9 +176,9 @@ def path_of(checkpoint: Checkpoint, name: str) -> Callable[[str], Path]:
     return lambda where: (checkpoint.path.parent / where if where else checkpoint.path) / name
 
 
-def verify(checkpoint: Checkpoint, progress: Callable[[], None] | None = None) -> dict[str, Any]:
-    """Check every piece of every file against the manifest and return the manifest. ``progress``:
-    called meanwhile. Raises CorruptCheckpoint.
+def verify(checkpoint: Checkpoint, progress: Progress = quiet) -> dict[str, Any]:
+    """Check every piece of every file against the manifest and return the manifest. Raises
+    CorruptCheckpoint.
     """
     manifest = manifest_of(checkpoint)
     for name in manifest["files"]:
@@ -321,7 +333,7 @@ def sweep(
     but: Path | None = None,
     until: tuple[int, int] | None = None,
     step: int = -1,
-    progress: Callable[[], None] | None = None,
+    progress: Progress = quiet,
 ) -> None:
     """Delete the remains of saves that never ended, except ``but``, what later epochs and
     generations than ``until`` are writing, and reports of writers about the save of ``step``.
@@ -343,20 +355,17 @@ def commit(
     facts: Mapping[str, Any],
     *,
     streams: Mapping[str, Sequence[Piece]] | None = None,
-    disk: Disk = undisturbed,
-    guard: Guard = nullcontext,
-    progress: Callable[[], None] | None = None,
+    hand: Hand = FREE,
 ) -> tuple[Checkpoint, int]:
     """Seal the files in ``staging`` under a manifest and move them into place; returns the
     checkpoint and its bytes.
 
     ``streams``: the pieces of files that are written, checksummed and synced; others are read for
     it. ``facts`` go into the manifest (JSON). A checkpoint of the same step left from before a
-    rollback is replaced: the staged one belongs to the lineage that survives. ``progress``: called
-    while that is deleted. Raises OSError when the disk refuses, and what ``guard`` raises; then
-    nothing was committed.
+    rollback is replaced: the staged one belongs to the lineage that survives. Raises OSError when
+    the disk refuses, and what ``guard`` raises; then nothing was committed.
     """
-    files = {}
+    disk, files = hand.disk, {}
     total = 0
     for path in sorted(staging.iterdir()):
         stream = (streams or {}).get(path.name)
@@ -375,17 +384,17 @@ def commit(
     fsync_directory(staging)
     final, trash = directory / name_of(step), directory / f"{TRASH}{name_of(step)}"
     disk("rename", final)
-    with guard():
+    with hand.guard():
         take_back = put_in_place(staging, final, trash)
     try:
         disk("fsync", directory)
         fsync_directory(directory)
     except OSError:
-        with guard():
+        with hand.guard():
             take_back()  # reported as failed, so it must not remain
         raise
     for left in (staging, trash):
-        remove(left, progress)
+        remove(left, hand.progress)
     return Checkpoint(path=final, step=step), total
 
 

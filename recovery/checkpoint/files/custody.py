@@ -14,7 +14,7 @@ from typing import Any
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.checkpoint.files import checkpoints
-from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint, Disk, Guard, Origin
+from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint, Hand, Origin
 from trainchaos.recovery.checkpoint.files.fence import CheckpointFence, Fenced
 from trainchaos.recovery.checkpoint.files.retention import Agreement, aside_in
 from trainchaos.recovery.checkpoint.files.saving import Saving, WriteRankEvent
@@ -82,9 +82,7 @@ class Custody:
         if doubts:
             self.choosing.doubts = tuple(doubts)
 
-    def put_aside(
-        self, *, disk: Disk, guard: Guard, progress: Callable[[], None] | None = None
-    ) -> None:
+    def put_aside(self, hand: Hand) -> None:
         """Set aside what is in doubt, and report to the supervisor when all of it is. What fails
         now is tried again at each save, and by the next generation.
         """
@@ -94,14 +92,7 @@ class Custody:
         done = self._forget(choosing.doubts)
         if directory is not None:
             try:
-                done &= self._saving.set_aside(
-                    directory,
-                    choosing.in_doubt,
-                    choosing.why,
-                    disk=disk,
-                    guard=guard,
-                    progress=progress,
-                )
+                done &= self._saving.set_aside(directory, choosing.in_doubt, choosing.why, hand)
             except (Fenced, OSError):
                 return  # a newer writer takes care of it, or it is tried again
         if done:
@@ -192,15 +183,14 @@ class CheckpointChooser:
 
     def aside(self, directory: Path | None) -> list[str]:
         """Names of checkpoints that were set aside and could otherwise have been restored."""
-        found = aside_in(directory) if directory is not None else []
-        if not self._fresh or directory is None:
-            return found
-        origins = {
-            name: checkpoints.origin_of(Checkpoint(path=directory / name, step=0)) for name in found
-        }
-        return [
-            name for name, origin in origins.items() if origin is not None and self._is_mine(origin)
-        ]
+        if directory is None:
+            return []
+
+        def mine(name: str) -> bool:
+            origin = checkpoints.origin_of(Checkpoint(path=directory / name, step=0))
+            return origin is not None and self._is_mine(origin)
+
+        return [name for name in aside_in(directory) if not self._fresh or mine(name)]
 
     @property
     def why(self) -> str:

@@ -136,12 +136,11 @@ class CheckpointFence:
         self,
         *,
         tenure: int | None = None,
-        waits: bool = False,
         check: Callable[[], None] | None = None,
     ) -> Iterator[None]:
         """Hold the right for as long as the block lasts. ``tenure``: when the files to be renamed
-        were begun, None: now; ``waits``: while the right is suspended, with calls of ``check``,
-        which may raise. Raises Fenced, and OSError when the lock cannot be acquired.
+        were begun, None: now; ``check``: given, it waits while the right is suspended, with calls
+        of it, which may raise. Raises Fenced, and OSError when the lock cannot be acquired.
         """
         while True:
             with self._locked(patient=True), self._changed:
@@ -151,12 +150,11 @@ class CheckpointFence:
                     self._check()
                     yield
                     return
-            if not waits:
+            if check is None:
                 raise Fenced(_LEFT)
             with self._changed:
                 self._changed.wait_for(lambda: not self.suspended, timeout=0.05)
-            if check is not None:
-                check()
+            check()
 
     def _check(self) -> None:
         mine = self._mine

@@ -51,6 +51,14 @@ threads.
 """
 
 
+Progress = Callable[[], None]
+"""Called as work goes on, by any thread, so that it is not taken for a hang."""
+
+
+def quiet() -> None:
+    """Ignores progress."""
+
+
 def workers() -> int:
     """Threads that read and check: one for each CPU this process may use, at most 4 (enough to keep
     a disk busy).
@@ -124,7 +132,7 @@ def check(
     use: Use | None = None,
     *,
     threads: int | None = None,
-    progress: Callable[[], None] | None = None,
+    progress: Progress = quiet,
 ) -> None:
     """Read pieces of the file ``name``, compare each with its checksum, and hand it to ``use``.
 
@@ -152,8 +160,7 @@ def check(
                 data = _verified(pieces[number], name, path_of, opened, buffer)
                 if use is not None:
                     use(number, data)
-                if progress is not None:
-                    progress()
+                progress()
         except BaseException as error:
             errors[share] = error
         finally:

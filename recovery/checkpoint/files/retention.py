@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainchaos.recovery.checkpoint.files import checkpoints
 from trainchaos.recovery.checkpoint.files.checkpoints import (
+    FREE,
     TRASH,
     Checkpoint,
     CorruptCheckpoint,
-    Disk,
-    Guard,
-    undisturbed,
+    Hand,
+    Progress,
 )
 from trainchaos.recovery.checkpoint.files.fence import Fenced
 from trainchaos.recovery.transport.atomic_rename import remove
@@ -70,29 +69,26 @@ def prune(
     *,
     agreed: Agreement | None = None,
     recorded: Collection[str] = (),
-    disk: Disk = undisturbed,
-    guard: Guard = nullcontext,
-    progress: Callable[[], None] | None = None,
+    hand: Hand = FREE,
 ) -> Cleared:
     """Delete all but the newest ``keep`` of the lineage, the newest that was ``agreed`` on (None:
     replicas are not compared) with the one to be agreed on next, and what those refer to.
 
     Nothing is deleted unless one that stays is good: named in ``recorded``, by the word of its
     writer, or else verified. Nothing is deleted either while the last agreement is unknown, nor by
-    a process that is fenced: then another one decides. ``progress``: called while one is read, and
-    after each file that is deleted.
+    a process that is fenced: then another one decides.
     """
     done = Cleared()
     try:
         stay, old = _split(directory, keep, agreed)
-        if not old or not any(_is_good(checkpoint, recorded, progress) for checkpoint in stay):
+        if not old or not any(_is_good(one, recorded, hand.progress) for one in stay):
             return done
         done.left = sorted({checkpoint.name for checkpoint in stay}.union(*map(_needs, stay)))
         for checkpoint in old:
             trash = directory / f"{TRASH}{checkpoint.name}"
-            if _renamed(checkpoint, trash, done, disk, guard, progress):
+            if _renamed(checkpoint, trash, done, hand):
                 done.gone.append(checkpoint)
-                remove(trash, progress)
+                remove(trash, hand.progress)
     except Fenced:
         pass
     except OSError as error:
@@ -122,9 +118,7 @@ def _needs(checkpoint: Checkpoint) -> frozenset[str]:
     return checkpoints.needed_by(checkpoint) - {""}
 
 
-def _is_good(
-    checkpoint: Checkpoint, recorded: Collection[str], progress: Callable[[], None] | None
-) -> bool:
+def _is_good(checkpoint: Checkpoint, recorded: Collection[str], progress: Progress) -> bool:
     try:
         if checkpoint.name in recorded:
             checkpoints.manifest_of(checkpoint)  # its files are still there, whole
@@ -139,9 +133,7 @@ def set_aside(
     directory: Path,
     in_doubt: Callable[[Checkpoint], bool],
     *,
-    disk: Disk = undisturbed,
-    guard: Guard = nullcontext,
-    progress: Callable[[], None] | None = None,
+    hand: Hand = FREE,
 ) -> Cleared:
     """Rename the checkpoints that may hold a corrupted state: ``doubtful-step-...``. Of those that
     were set aside only MOST_ASIDE stay: the first of the latest ones, as a corruption is more
@@ -153,13 +145,13 @@ def set_aside(
             continue
         origin = checkpoints.origin_of(checkpoint) or checkpoints.Origin()
         aside = directory / f"doubtful-{checkpoint.name}-{origin.epoch}-{origin.generation}"
-        if _renamed(checkpoint, aside, done, disk, guard, progress):
+        if _renamed(checkpoint, aside, done, hand):
             done.moved.append(checkpoint)
             new.append(aside.name)
     earlier = [name for name in aside_in(directory) if name not in new]
     done.gone_aside = [*new, *earlier][MOST_ASIDE:]
     for name in done.gone_aside:
-        remove(directory / name, progress)
+        remove(directory / name, hand.progress)
     return done
 
 
@@ -173,21 +165,14 @@ def aside_in(directory: Path) -> list[str]:
     )
 
 
-def _renamed(
-    checkpoint: Checkpoint,
-    other: Path,
-    done: Cleared,
-    disk: Disk,
-    guard: Guard,
-    progress: Callable[[], None] | None,
-) -> bool:
+def _renamed(checkpoint: Checkpoint, other: Path, done: Cleared, hand: Hand) -> bool:
     """Give it another name at once, so that a reader finds the whole checkpoint or none; a failure
     is noted.
     """
     try:
-        disk("delete", checkpoint.path)
-        remove(other, progress)
-        with guard():
+        hand.disk("delete", checkpoint.path)
+        remove(other, hand.progress)
+        with hand.guard():
             checkpoint.path.rename(other)
     except OSError as error:
         done.kept.append((checkpoint, checkpoints.first_line(error)))

@@ -1,5 +1,4 @@
-"""One attempt to save a checkpoint, and its report. A failed save is reported and never ends
-training.
+"""What one rank reports of its saves. A failed save is reported and never ends training.
 
 The next interval is the next attempt: the job continues with the checkpoints it has, none of which
 is given up for a missing one.
@@ -8,22 +7,17 @@ is given up for a missing one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from trainchaos.chaos.events.log import Kind
-from trainchaos.recovery.checkpoint.files.checkpoints import (
-    Checkpoint,
-    Disk,
-    Guard,
-    first_line,
-    name_of,
-    undisturbed,
-)
+from trainchaos.recovery.checkpoint.files import checkpoints
+from trainchaos.recovery.checkpoint.files.checkpoints import FREE, Checkpoint, Hand, first_line
 from trainchaos.recovery.checkpoint.files.retention import Cleared, prune, set_aside
 from trainchaos.recovery.transport.wire import CheckpointNote
+
+State = Literal["saving", "committed", "failed"]
 
 
 class WriteRankEvent(Protocol):
@@ -34,19 +28,19 @@ class WriteRankEvent(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SaveOutcome:
-    """How a save ended. ``bytes``: of what was committed, None: nothing was, and ``error`` says
-    why, if this rank commits; ``seconds``: it took; ``blocked_s``: training was held up; ``more``:
-    facts for the event.
+    """How a save ended. ``whole``: not only a part, which another rank commits; ``bytes``: of what
+    was committed, None: nothing was, and ``error`` says why; ``seconds``: it took; ``blocked_s``:
+    training was held up; ``more``: facts for the event.
     """
 
     step: int
-    name: str
-    seconds: float
-    blocked_s: float
+    whole: bool = True
+    seconds: float = 0.0
+    blocked_s: float = 0.0
     bytes: int | None = None
     error: str = ""
     more: Mapping[str, Any] = field(default_factory=dict)
-    pruned: Cleared | None = None
+    cleared: Cleared | None = None
 
 
 class Saving:
@@ -60,7 +54,7 @@ class Saving:
         write: WriteRankEvent,
         send: Callable[[CheckpointNote], object],
         clock_s: Callable[[], float],
-        name_of: Callable[[int], str] = name_of,
+        name_of: Callable[[int], str] = checkpoints.name_of,
     ) -> None:
         self._write = write
         self._send = send
@@ -68,13 +62,9 @@ class Saving:
         self._name_of = name_of
 
     def begin(self, step: int, *, whole: bool = True, **more: Any) -> float:
-        """Report that a save begins; returns the time. ``whole``: not only a part of one, which
-        another rank commits; ``more``: facts for the event.
-        """
-        name = self._name_of(step)
+        """Report that a save begins; returns the time."""
         if whole:
-            self._write(Kind.CHECKPOINT_SAVING, step=step, checkpoint=name, **more)
-            self._send(CheckpointNote(state="saving", checkpoint=name, step=step))
+            self._report(Kind.CHECKPOINT_SAVING, step, "saving", more)
         else:
             self._part(step, "begun", 0.0)
         return self._clock_s()
@@ -82,81 +72,53 @@ class Saving:
     def attempt(
         self,
         step: int,
-        save: Callable[[], tuple[Checkpoint, int]],
-        *,
-        since_s: float,
-        passes: tuple[type[BaseException], ...] = (),
-    ) -> bool:
-        """Save; every error is reported and swallowed, but for errors of the kinds in ``passes``.
-
-        Returns whether the checkpoint is committed.
-        """
-        outcome = self.tried(step, save, since_s=since_s, passes=passes)
-        self.report(outcome)
-        return outcome.bytes is not None
-
-    def tried(
-        self,
-        step: int,
         save: Callable[[], tuple[Checkpoint, int] | None],
         *,
         since_s: float,
-        passes: tuple[type[BaseException], ...] = (),
+        whole: bool = True,
         blocked_s: float | None = None,
     ) -> SaveOutcome:
-        """As ``attempt``, without a report: safe on any thread. ``blocked_s``: None where training
-        waited for all of it.
+        """Save, without a report: safe on any thread; errors become the outcome. ``blocked_s``:
+        None where training waited for all of it.
         """
         saved, error = None, ""
         try:
             saved = save()
-        except passes:
-            raise
         except Exception as problem:
             error = f"{type(problem).__name__}: {first_line(problem)}"
         seconds = self._clock_s() - since_s
         return SaveOutcome(
             step=step,
-            name=saved[0].name if saved is not None else self._name_of(step),
+            whole=whole,
             seconds=seconds,
             blocked_s=seconds if blocked_s is None else blocked_s,
             bytes=saved[1] if saved is not None else None,
             error=error,
         )
 
-    def failed(self, step: int, error: str, since_s: float) -> SaveOutcome:
-        """The outcome of a save that was not tried."""
-        seconds = self._clock_s() - since_s
-        return SaveOutcome(
-            step=step, name=self._name_of(step), seconds=seconds, blocked_s=seconds, error=error
-        )
-
-    def report(self, outcome: SaveOutcome, *, whole: bool = True) -> None:
-        """Report how a save ended, and what retention did after it. ``whole``: see ``begin``."""
-        step, name, error = outcome.step, outcome.name, outcome.error
-        if not whole:
+    def report(self, outcome: SaveOutcome) -> None:
+        """Report how a save ended, and what retention did after it."""
+        step, error = outcome.step, outcome.error
+        if not outcome.whole:
             self._part(step, "failed" if error else "written", outcome.seconds, error)
-            return
-        if outcome.bytes is None:
-            self._write(
-                Kind.CHECKPOINT_FAILED, step=step, checkpoint=name, error=error, **outcome.more
-            )
-            self._send(
-                CheckpointNote(state="failed", checkpoint=name, step=step, error=error[:500])
-            )
+        elif outcome.bytes is None:
+            self._report(Kind.CHECKPOINT_FAILED, step, "failed", {"error": error, **outcome.more})
         else:
-            self._write(
-                Kind.CHECKPOINT_COMMITTED,
-                step=step,
-                checkpoint=name,
-                bytes=outcome.bytes,
-                seconds=round(outcome.seconds, 6),
-                blocked_s=round(outcome.blocked_s, 6),
+            facts = {
+                "bytes": outcome.bytes,
+                "seconds": round(outcome.seconds, 6),
+                "blocked_s": round(outcome.blocked_s, 6),
                 **outcome.more,
-            )
-            self._send(CheckpointNote(state="committed", checkpoint=name, step=step))
-        if outcome.pruned is not None:
-            self._report_cleared(outcome.pruned)
+            }
+            self._report(Kind.CHECKPOINT_COMMITTED, step, "committed", facts)
+        if outcome.cleared is not None:
+            self._report_cleared(outcome.cleared)
+
+    def _report(self, kind: Kind, step: int, state: State, facts: Mapping[str, Any]) -> None:
+        name = self._name_of(step)
+        self._write(kind, step=step, checkpoint=name, **facts)
+        error = str(facts.get("error", ""))[:500]
+        self._send(CheckpointNote(state=state, checkpoint=name, step=step, error=error))
 
     def _part(self, step: int, state: str, seconds: float, error: str = "") -> None:
         self._write(
@@ -179,23 +141,18 @@ class Saving:
         directory: Path,
         in_doubt: Callable[[Checkpoint], bool],
         why: str,
-        *,
-        disk: Disk = undisturbed,
-        guard: Guard = nullcontext,
-        progress: Callable[[], None] | None = None,
+        hand: Hand = FREE,
     ) -> bool:
         """Set aside checkpoints that may hold a corrupted state, and report it with ``why``.
         Returns whether all of them are.
         """
-        done = set_aside(directory, in_doubt, disk=disk, guard=guard, progress=progress)
+        done = set_aside(directory, in_doubt, hand=hand)
         self._report_cleared(done, why)
         return not done.kept
 
     def _report_cleared(self, done: Cleared, why: str = "") -> None:
         for old, error in done.kept:
-            about = (
-                {"checkpoint": ""} if old is None else {"step": old.step, "checkpoint": old.name}
-            )
+            about = {"step": old.step, "checkpoint": old.name} if old else {"checkpoint": ""}
             self._write(Kind.CHECKPOINT_KEPT, **about, error=error)
         for old in done.moved:
             self._write(Kind.CHECKPOINT_SET_ASIDE, step=old.step, checkpoint=old.name, reason=why)

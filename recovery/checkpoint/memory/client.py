@@ -34,7 +34,7 @@ from trainchaos.recovery.transport.stream import MessageError
 RETRY_S = 0.01
 SILENCE_S = 60.0  # of a keeper that receives a part from another node
 # all other keepers are asked at once
-LIST_LIMIT_S = CONNECT_LIMIT_S + 2 * ASK_LIMIT_S + protocol.HELLO_LIMIT_S
+LIST_LIMIT_S = CONNECT_LIMIT_S + 2 * ASK_LIMIT_S + protocol.HELLO["limit_s"]
 _A = TypeVar("_A", Kept, Held, Found)
 
 
@@ -57,12 +57,7 @@ class KeeperClient:
     def offer(self, header: Header, fd: int, *, connect_s: float = 0.0) -> Kept:
         """Have a part kept, and copied to another node if there is one. Raises KeeperError."""
         # The keeper's own limits end a copy; this limit is only for a keeper that is stuck itself.
-        limit_s = (
-            CONNECT_LIMIT_S
-            + protocol.HELLO_LIMIT_S
-            + ASK_LIMIT_S
-            + 2 * transfer_limit_s(header.bytes)
-        )
+        limit_s = LIST_LIMIT_S + 2 * transfer_limit_s(header.bytes)
         return self._ask(Offer(header=header), Kept, limit_s, connect_s, [fd])[0]
 
     def listing(self, *, connect_s: float) -> Held:
@@ -86,9 +81,9 @@ class KeeperClient:
         progress: Callable[[], None] = lambda: None,
         limit_s: float = SILENCE_S,
     ) -> tuple[Header, int]:
-        """Get a part, with the descriptor of its file, which the caller has to close after
-        verifying the part. ``progress``: called as it arrives; ``limit_s``: longest time without any
-        of it arriving. Raises KeeperError, what ``check`` raises.
+        """Get a part, with the descriptor of its file, which the caller has to verify and close.
+        ``progress``: called as it arrives; ``limit_s``: longest time without any of it arriving.
+        Raises KeeperError, what ``check`` raises.
         """
         found, fd = self._ask(Fetch(key=key), Found, limit_s, connect_s, coming=progress)
         if fd is None:

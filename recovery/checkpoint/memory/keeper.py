@@ -9,6 +9,7 @@ ends only that connection.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import socket
@@ -16,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -24,7 +25,7 @@ from typing import Any, Literal, NoReturn
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainchaos.recovery.checkpoint.memory import KEPT, protocol
-from trainchaos.recovery.checkpoint.memory.header import Key
+from trainchaos.recovery.checkpoint.memory.header import Header, Key
 from trainchaos.recovery.checkpoint.memory.keeper_store import KeeperStore
 from trainchaos.recovery.checkpoint.memory.peers import (
     ASK_LIMIT_S,
@@ -50,9 +51,9 @@ from trainchaos.recovery.checkpoint.memory.protocol import (
 )
 from trainchaos.recovery.process.output import say
 from trainchaos.recovery.process.processes import die_with, redirect_output
-from trainchaos.recovery.transport import stream
+from trainchaos.recovery.transport import auth, stream
 from trainchaos.recovery.transport.channel import Channel
-from trainchaos.recovery.transport.stream import MessageError
+from trainchaos.recovery.transport.stream import Message, MessageError
 from trainchaos.recovery.transport.wire import Extra
 
 KEEPER = b'{"be":"keeper"'
@@ -67,6 +68,9 @@ CLOSE_LIMIT_S = 5.0
 MAX_CONNECTIONS = 512  # of ranks of its node, and as many of other keepers; more wait
 IDLE_S = 10.0  # after which a connection of another keeper is closed
 REQUEST_LIMIT_S = 10.0  # for one message to arrive whole, once it has begun
+
+
+Answerer = Callable[[socket.socket, Any, int | None], Message | None]
 
 
 class KeeperConfig(BaseModel):
@@ -118,10 +122,12 @@ class Keeper:
         ranks.listen(MAX_CONNECTIONS)
         others = socket.create_server((config.host, 0), backlog=MAX_CONNECTIONS)
         self.port: int = others.getsockname()[1]
-        self._acceptors = (
-            _Acceptor(ranks, self._serve_rank, self._say),
-            _Acceptor(others, self._serve_peer, self._say),
-        )
+        self._listeners = {
+            listener: threading.Thread(target=self._accept, args=(listener, serve), daemon=True)
+            for listener, serve in ((ranks, self._serve_rank), (others, self._serve_peer))
+        }
+        for thread in self._listeners.values():
+            thread.start()
 
     def know(self, addresses: dict[int, Address]) -> threading.Thread:
         """Take the current list of other keepers, some perhaps new: announce what is here, and give
@@ -143,68 +149,101 @@ class Keeper:
         self.know({node: address for node, address in known.items() if address is not None})
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening; open connections continue. A thread that accepts holds its socket open
+        until it has noticed.
+        """
         self._announcer.close()
-        for acceptor in self._acceptors:
-            acceptor.stop()
+        for listener, thread in self._listeners.items():
+            with suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+            thread.join(CLOSE_LIMIT_S)
 
     # ---- connections
+
+    def _accept(self, listener: socket.socket, serve: Callable[[socket.socket], None]) -> None:
+        """Give each connection a thread of its own."""
+        slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+
+        def attend(sock: socket.socket) -> None:
+            try:
+                with sock:
+                    serve(sock)
+            except (OSError, MessageError) as error:
+                self._say(f"a connection ended: {type(error).__name__}: {error}")
+            finally:
+                slots.release()
+
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return  # closed
+            while not slots.acquire(timeout=LOOK_S):
+                pass
+            threading.Thread(target=attend, args=(sock,), daemon=True).start()
 
     def _serve_rank(self, sock: socket.socket) -> None:
         if not protocol.same_user(sock):
             raise MessageError("a process of another user was turned away")
-        while _begins(sock, None):  # for as long as a rank trains between two requests
-            got = protocol.receive_ask(sock, limit_s=REQUEST_LIMIT_S)
-            if got is None:
-                return
-            ask, fd = got
-            if isinstance(ask, Offer) and fd is not None:
-                stream.send(sock, self._take(ask, fd))
-                continue
-            if fd is not None:
-                os.close(fd)
-            if isinstance(ask, Ask):
-                held, lost = self._peers.ask_all(ask)
-                here = {self._config.node: self._store.held()}
-                stream.send(sock, Held(nodes=here | held, lost=lost))
-            elif isinstance(ask, Fetch):
-                self._hand_over(sock, ask.key)
-            elif isinstance(ask, Forget):
-                stream.send(sock, self._forget(ask))
-            else:
-                raise MessageError(f"a rank may not send {type(ask).__name__}")
+        # for as long as a rank trains between two requests
+        self._serve(sock, self._answer_rank, math.inf)
 
     def _serve_peer(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        protocol.admit(sock, self._token)
-        while _begins(sock, IDLE_S):
+        auth.admit(sock, self._token, **protocol.HELLO)
+        self._serve(sock, self._answer_peer, IDLE_S)
+
+    def _serve(self, sock: socket.socket, answer: Answerer, idle_s: float) -> None:
+        while _begins(sock, idle_s):
             got = protocol.receive_ask(sock, limit_s=REQUEST_LIMIT_S)
             if got is None:
                 return
-            self._answer_peer(sock, got[0])
+            try:
+                reply = answer(sock, *got)
+            except Refusal as refusal:
+                if isinstance(got[0], Offer | Put):
+                    self._say(f"refused {got[0].header.key.label}: {refusal}")
+                reply = Refused(reason=str(refusal))
+            if reply is not None:
+                stream.send(sock, reply)
 
-    def _answer_peer(self, sock: socket.socket, ask: Any) -> None:
+    def _answer_rank(self, sock: socket.socket, ask: Any, fd: int | None) -> Message | None:
+        if isinstance(ask, Offer) and fd is not None:
+            return self._take(ask.header, fd)
+        if fd is not None:
+            os.close(fd)
+        if isinstance(ask, Ask):
+            held, lost = self._peers.ask_all(ask)
+            return Held(nodes={self._config.node: self._store.held(), **held}, lost=lost)
+        if isinstance(ask, Fetch):
+            self._hand_over(sock, ask.key)
+            return None
+        if isinstance(ask, Forget):
+            return self._forget(ask)
+        raise MessageError(f"a rank may not send {type(ask).__name__}")
+
+    def _answer_peer(self, sock: socket.socket, ask: Any, fd: int | None) -> Message | None:
         if isinstance(ask, Put):
-            self._take_copy(sock, ask)
-        elif isinstance(ask, Notes):
+            return self._take_copy(sock, ask)
+        if isinstance(ask, Notes):
             for note in ask.notes:
                 self._hear(note.node, note)
                 # those may not know what this keeper knows already
                 self._announcer.announce(note, note.on)
-            stream.send(sock, self._kept())
-        elif isinstance(ask, Ask):
-            stream.send(sock, Kept(held=self._store.held()))
-        elif isinstance(ask, Forget):
-            stream.send(sock, Kept(held=self._store.forget(ask.step, ask.before)))
-        elif isinstance(ask, Fetch):
+            return self._kept()
+        if isinstance(ask, Ask):
+            return Kept(held=self._store.held())
+        if isinstance(ask, Forget):
+            return Kept(held=self._store.forget(ask.step, ask.before))
+        if isinstance(ask, Fetch):
             with self._store.lent(ask.key) as entry:
                 if entry is None:
-                    stream.send(sock, Refused(reason=f"{ask.key.label} is not here"))
-                else:
-                    stream.send(sock, Found(header=entry.header))
-                    protocol.send_file(sock, entry.fd, entry.header.bytes, limit_s=REQUEST_LIMIT_S)
-        else:
-            raise MessageError(f"a keeper may not send {type(ask).__name__}")
+                    raise Refusal(f"{ask.key.label} is not here")
+                stream.send(sock, Found(header=entry.header))
+                protocol.send_file(sock, entry.fd, entry.header.bytes, limit_s=REQUEST_LIMIT_S)
+            return None
+        raise MessageError(f"a keeper may not send {type(ask).__name__}")
 
     # ---- what other keepers hold
 
@@ -230,21 +269,11 @@ class Keeper:
         self._store.heard(node, ())
         self._say(f"node {node} does not answer: {error}")
 
-    def _announce(self, nodes: Sequence[int]) -> None:
-        """Announce what is here to the others."""
-        wait(self._announcer.announce(self._note(), nodes), ASK_LIMIT_S)
-
     # ---- requests
 
-    def _take(self, offer: Offer, fd: int) -> Kept | Refused:
+    def _take(self, header: Header, fd: int) -> Kept:
         """Keep a part, and have it copied; answered when both are done."""
-        header = offer.header
-        try:
-            self._store.add(header, fd, copy=False)
-        except Refusal as error:
-            os.close(fd)
-            self._say(f"refused {header.key.label}: {error}")
-            return Refused(reason=str(error))
+        self._store.add(header, fd, copy=False)
         copies, alone = self._copy(header.key)
         released = self._store.take_released(header.seat)
         return Kept(held=self._store.held(), released=released, copies=copies, alone=alone)
@@ -267,7 +296,8 @@ class Keeper:
                     if isinstance(error, OSError):  # the keeper is gone, and what it held with it
                         self._store.heard(successor, ())
                     self._say(f"no copy of {key.label}: {alone}")
-        self._announce([node for node in self._peers.ring() if node != successor])
+        others = [node for node in self._peers.ring() if node != successor]
+        wait(self._announcer.announce(self._note(), others), ASK_LIMIT_S)
         return copies, alone
 
     def _successor(self) -> int | None:
@@ -296,24 +326,12 @@ class Keeper:
         gone = gone.union(*elsewhere.values())
         return Kept(held=tuple(sorted(gone, key=lambda key: key.moment)))
 
-    def _take_copy(self, sock: socket.socket, put: Put) -> None:
-        header = put.header
-        try:
-            self._hear(put.note.node, put.note)
-            self._store.would_take(header)
-            stream.send(sock, Kept())  # go on: now the data
-            memory = receive_part(sock, header)
-            fd = memory.detach()
-            try:
-                self._store.add(header, fd, copy=True)
-            except Refusal:
-                os.close(fd)
-                raise
-        except MessageError as error:
-            self._say(f"refused a copy of {header.key.label}: {error}")
-            stream.send(sock, Refused(reason=str(error)))
-            return
-        stream.send(sock, self._kept())
+    def _take_copy(self, sock: socket.socket, put: Put) -> Kept:
+        self._hear(put.note.node, put.note)
+        self._store.would_take(put.header)
+        stream.send(sock, Kept())  # go on: now the data
+        self._store.add(put.header, receive_part(sock, put.header).detach(), copy=True)
+        return self._kept()
 
     def _hand_over(self, sock: socket.socket, key: Key) -> None:
         """Give a rank the descriptor of a part, of this node or fetched from another."""
@@ -322,23 +340,17 @@ class Keeper:
                 stream.send(sock, Found(header=entry.header), [entry.fd])
                 return
         reasons = []
+        coming = partial(stream.send, sock, Coming())
         for node in self._peers.ring():
             try:
-                header, memory = self._peers.fetch(
-                    node, key, progress=partial(stream.send, sock, Coming())
-                )
+                header, memory = self._peers.fetch(node, key, progress=coming)
             except (OSError, MessageError) as error:
                 reasons.append(f"node {node}: {error}")
                 continue
-            try:
+            with closing(memory):
                 stream.send(sock, Found(header=header), [memory.fd])
-            finally:
-                memory.close()
             return
-        stream.send(
-            sock,
-            Refused(reason=f"nobody has {key.label}: " + "; ".join(reasons or ["no other keeper"])),
-        )
+        raise Refusal(f"nobody has {key.label}: " + "; ".join(reasons or ["no other keeper"]))
 
     def _say(self, text: str) -> None:
         say(text, who=f"keeper of node {self._config.node}")
@@ -372,61 +384,14 @@ def _obey(keeper: Keeper, message: Any, channel: Channel) -> None:
         )
 
 
-def _begins(sock: socket.socket, limit_s: float | None) -> bool:
-    """Wait for the next request; False: none has begun within the limit (None: for ever)."""
+def _begins(sock: socket.socket, limit_s: float) -> bool:
+    """Wait for the next request; False: none has begun within the limit."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
-    while not poll.poll(1000 * (LOOK_S if limit_s is None else limit_s)):
-        if limit_s is not None:
+    while not poll.poll(1000 * min(limit_s, LOOK_S)):
+        if limit_s <= LOOK_S:
             return False
     return True
-
-
-class _Acceptor:
-    """Accepts connections from ``listener`` until it is stopped, and gives each a thread of its
-    own. ``serve``: handles one to its end; ``say``: called with errors.
-    """
-
-    def __init__(
-        self,
-        listener: socket.socket,
-        serve: Callable[[socket.socket], None],
-        say: Callable[[str], None],
-    ) -> None:
-        self._listener = listener
-        self._serve = serve
-        self._say = say
-        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop listening; open connections continue. The thread that accepts holds its socket open
-        until it has noticed.
-        """
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join(CLOSE_LIMIT_S)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            while not self._slots.acquire(timeout=LOOK_S):
-                pass
-            threading.Thread(target=self._attend, args=(sock,), daemon=True).start()
-
-    def _attend(self, sock: socket.socket) -> None:
-        try:
-            with sock:
-                self._serve(sock)
-        except (OSError, MessageError) as error:
-            self._say(f"a connection ended: {type(error).__name__}: {error}")
-        finally:
-            self._slots.release()
 
 
 def main() -> NoReturn:

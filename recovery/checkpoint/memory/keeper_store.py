@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from trainchaos.recovery.checkpoint.memory.header import Header, Key, Moment, complete
+from trainchaos.recovery.checkpoint.memory.header import Header, Key, complete
 from trainchaos.recovery.checkpoint.memory.protocol import Refusal
 from trainchaos.recovery.policy.doubts import Doubt, in_doubt, together
 
@@ -43,7 +43,7 @@ class KeeperStore:
     """
 
     def __init__(self, *, job: str, limit_bytes: int, keep: int, doubles: bool) -> None:
-        self.doubles = doubles
+        self._doubles = doubles
         self._job = job
         self._limit_bytes = limit_bytes
         self._keep = keep
@@ -54,13 +54,18 @@ class KeeperStore:
         self._lock = threading.Lock()
 
     def add(self, header: Header, fd: int, *, copy: bool) -> None:
-        """Take a part, whose file the store closes from now on. Raises Refusal: then it is still
-        the caller's.
+        """Take a part, whose file the store closes from now on, at once where it refuses it. Raises
+        Refusal.
         """
         size = os.fstat(fd).st_size
         with self._lock:
-            self._check(header, fd, size)
-            self._make_room(header.key, size)
+            try:
+                self._check(header, fd, size)
+                for entry in self._spare_for(header.key, size):
+                    self._drop(self._entries.pop(entry.header.key))
+            except Refusal:
+                os.close(fd)
+                raise
             old = self._entries.pop(header.key, None)
             self._entries[header.key] = HeldPart(header=header, fd=fd, size=size, copy=copy)
             if old is not None:
@@ -105,22 +110,14 @@ class KeeperStore:
 
     def own(self) -> list[Key]:
         """What ranks of this node have saved here, oldest first."""
-        return [
-            key
-            for key in self.held()
-            if (entry := self._entries.get(key)) is not None and not entry.copy
-        ]
+        with self._lock:
+            own = [key for key, entry in self._entries.items() if not entry.copy]
+        return sorted(own, key=lambda key: key.moment)
 
     def take_released(self, seat: str) -> tuple[int, ...]:
         """Buffers of a seat that are free again, each returned once."""
         with self._lock:
             return tuple(self._released.pop(seat, ()))
-
-    @property
-    def used_bytes(self) -> int:
-        """Of all files."""
-        with self._lock:
-            return sum(entry.size for entry in self._entries.values())
 
     @contextmanager
     def lent(self, key: Key) -> Iterator[HeldPart | None]:
@@ -173,11 +170,6 @@ class KeeperStore:
     def _all(self) -> list[Key]:
         return [*self._entries, *(key for held in self._others.values() for key in held)]
 
-    def _make_room(self, key: Key, size: int) -> None:
-        for entry in self._spare_for(key, size):
-            del self._entries[entry.header.key]
-            self._drop(entry)
-
     def _spare_for(self, key: Key, size: int) -> list[HeldPart]:
         """Older checkpoints that have to go for a new part; empty if there is room. Raises
         Refusal.
@@ -187,18 +179,13 @@ class KeeperStore:
         over = used + size - self._limit_bytes
         if over <= 0:
             return []
-        newest = self._safe()
-        older = [
-            e
-            for k, e in self._entries.items()
-            if newest is not None and k.moment < newest and k != key
-        ]
-        older.sort(key=lambda entry: entry.header.key.moment)
+        safe = complete(self._all(), copies=2 if self._doubles else 1)
+        older = [k for k in self._entries if safe and k.moment < safe[-1] and k != key]
         spare = []
-        for entry in older:
+        for other in sorted(older, key=lambda k: k.moment):
             if over > 0:
-                over -= entry.size
-                spare.append(entry)
+                spare.append(self._entries[other])
+                over -= spare[-1].size
         if over > 0:
             raise Refusal(
                 f"the memory for checkpoints is full: {_mb(used)} of {_mb(self._limit_bytes)} are"
@@ -207,11 +194,6 @@ class KeeperStore:
                 " save to disk instead"
             )
         return spare
-
-    def _safe(self) -> Moment | None:
-        """The newest checkpoint that makes all older ones dispensable."""
-        whole = complete(self._all(), copies=2 if self.doubles else 1)
-        return whole[-1] if whole else None
 
     def _retain(self) -> None:
         whole = complete(self._all())
@@ -229,11 +211,8 @@ class KeeperStore:
     def _let_go(self, entry: HeldPart) -> None:
         os.close(entry.fd)
         if not entry.copy:
-            released = self._released
-            released[entry.header.seat] = [
-                *released.pop(entry.header.seat, ()),
-                entry.header.buffer,
-            ]
+            released, seat = self._released, entry.header.seat
+            released[seat] = [*released.pop(seat, ()), entry.header.buffer]
             # the oldest; a process without an answer gives its buffers up itself
             while len(released) > MOST_SEATS:
                 del released[next(iter(released))]

@@ -1,6 +1,6 @@
-"""The supervisor's side: starts one keeper per node, ends a keeper that does not answer (one that is
-stopped or stuck holds up every save), and replaces one that ends by an empty one, as soon as its
-node takes another.
+"""The supervisor's side: starts one keeper per node, ends one that does not answer (stopped or
+stuck, it holds up every save), and replaces one that ends by an empty one, as soon as its node
+takes another.
 """
 
 from __future__ import annotations
@@ -48,38 +48,30 @@ Fork = Callable[[bytes, Sequence[int]], int]
 
 
 class KeeperHost(Protocol):
-    """Processes by name, as ``recovery.process.local.Children``, each on a node."""
+    """Processes by name, as ``recovery.process.local.Children``, each on a node. ``takes``: whether
+    a process can be started there now, and a message reaches it; ``address``: at which a keeper of
+    that node listens for the others; ``start``: starts a keeper on the node that its configuration
+    names, which lacks ``parent`` and ``log``, and returns its pid, or raises InfrastructureError,
+    ConnectionError when the node is lost meanwhile.
+    """
 
-    def takes(self, node: int) -> bool:
-        """Whether a process can be started on a node now, and a message reaches it."""
+    def takes(self, node: int) -> bool: ...
 
-    def address(self, node: int) -> str:
-        """Address at which a keeper of that node listens for the others."""
+    def address(self, node: int) -> str: ...
 
-    def start(self, process: str, config: KeeperConfig) -> int:
-        """Start a keeper on the node its configuration names, which lacks ``parent`` and ``log``;
-        returns its pid.
+    def start(self, process: str, config: KeeperConfig) -> int: ...
 
-        Raises InfrastructureError, ConnectionError when its node is lost meanwhile.
-        """
+    def alive(self, process: str) -> bool: ...
 
-    def alive(self, process: str) -> bool:
-        """Whether its exit has not been reported yet."""
+    def send(self, process: str, message: Message) -> bool: ...
 
-    def send(self, process: str, message: Message) -> bool:
-        """Send a message; False when the keeper has exited."""
+    def signal(self, process: str, signum: int) -> None: ...
 
-    def signal(self, process: str, signum: int) -> None:
-        """Signal a keeper; one that has exited is no error."""
+    def os_state(self, process: str) -> str: ...
 
-    def os_state(self, process: str) -> str:
-        """The process state as the kernel reports it, X when it has exited."""
+    def wait(self, timeout_s: float) -> list[Report]: ...
 
-    def wait(self, timeout_s: float) -> list[Report]:
-        """Messages of keepers, and exits."""
-
-    def close(self) -> dict[int, str]:
-        """End all keepers; returns what could not be removed, as ``Children.close``."""
+    def close(self) -> dict[int, str]: ...
 
 
 class LocalKeeperHost:

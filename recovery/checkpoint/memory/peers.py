@@ -32,9 +32,10 @@ from trainchaos.recovery.checkpoint.memory.protocol import (
     Note,
     Notes,
     Put,
+    Refusal,
     receive_answer,
 )
-from trainchaos.recovery.transport import stream
+from trainchaos.recovery.transport import auth, stream
 from trainchaos.recovery.transport.stream import MessageError
 
 CONNECT_LIMIT_S = 2.0
@@ -146,7 +147,7 @@ class Peers:
         sock = socket.create_connection(address, timeout=CONNECT_LIMIT_S)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            protocol.enter(sock, self._token)
+            auth.enter(sock, self._token, **protocol.HELLO)
         except BaseException:
             sock.close()
             raise
@@ -170,7 +171,7 @@ def receive_part(
                 progress()
         wrong = header.mismatch(memory.data) if progress is None else None
         if wrong is not None:
-            raise MessageError(f"{header.key.label} came damaged: {wrong}")
+            raise Refusal(f"{header.key.label} came damaged: {wrong}")
     except BaseException:
         memory.close()
         raise

@@ -19,11 +19,12 @@ from typing import Any, TypeVar
 from msgspec import field
 
 from trainchaos.recovery.checkpoint.memory.header import VERSION, Header, Key
-from trainchaos.recovery.transport import auth, stream
+from trainchaos.recovery.transport import stream
 from trainchaos.recovery.transport.stream import Closed, Message, MessageError, Record, parser
 
 MAX_MESSAGE = 64 << 20
-HELLO_LIMIT_S = 5.0
+HELLO: dict[str, Any] = {"purpose": "keepers", "version": VERSION, "limit_s": 5.0}
+"""How keepers authenticate to each other; see ``recovery.transport.auth``."""
 LOOK_MS = 50
 _PEER = struct.Struct("3i")  # pid, uid, gid of SO_PEERCRED
 
@@ -247,20 +248,6 @@ def send_file(sock: socket.socket, fd: int, size: int, *, limit_s: float) -> Non
         sock.settimeout(limit_s)
         with open(fd, "rb", closefd=False) as data:
             sock.sendfile(data, 0, size)
-
-
-def admit(sock: socket.socket, token: bytes) -> None:
-    """As the server: let the client authenticate, then do so too. Raises AuthenticationFailed,
-    OSError.
-    """
-    auth.admit(sock, token, purpose="keepers", version=VERSION, limit_s=HELLO_LIMIT_S)
-
-
-def enter(sock: socket.socket, token: bytes) -> None:
-    """As the client: authenticate, and have the server do so. Raises AuthenticationFailed,
-    OSError.
-    """
-    auth.enter(sock, token, purpose="keepers", version=VERSION, limit_s=HELLO_LIMIT_S)
 
 
 def same_user(sock: socket.socket) -> bool:

@@ -208,19 +208,6 @@ def test_a_background_save_that_fails_is_said_and_the_next_one_made(tmp_path: Pa
     assert rank.said(Kind.CHECKPOINT_COMMITTED) == [10]
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_poisoned_state_never_becomes_the_newest(tmp_path: Path, mode: str) -> None:
-    rank = Rank(tmp_path, saves={"mode": mode})
-    rank.run(9)
-    rank.saver.close()
-    with torch.no_grad():
-        rank.state.model.bias[3] = float("inf")
-    rank.run(1)
-    rank.saver.close()
-    assert (rank.said(Kind.CHECKPOINT_COMMITTED), rank.said(Kind.CHECKPOINT_FAILED)) == ([5], [10])
-    assert [c.step for c in checkpoints.newest_first(tmp_path)] == [5]
-
-
 def test_a_restore_waits_for_the_save_under_way(tmp_path: Path, gate: Gate) -> None:
     rank = Rank(tmp_path, saves={"mode": "async"})
     rank.saver.disk = gate
@@ -279,14 +266,3 @@ def test_a_save_that_never_ends_holds_the_end_up_only_so_long(
     gate.opened.set()
     assert rank.saver._writer.background.wait(LIMIT_S)
     assert checkpoints.newest_first(tmp_path) == [], "given up, so it must not appear later"
-
-
-def test_deltas_and_retention_go_together(tmp_path: Path) -> None:
-    rank = Rank(tmp_path, saves={"delta": 3}, checkpoint_every=1)
-    rank.run(7)
-    kept = checkpoints.newest_first(tmp_path)
-    assert [c.step for c in kept][:2] == [7, 6]
-    for checkpoint in kept:
-        checkpoints.verify(checkpoint)
-    rank.weight_of(tmp_path)
-    assert rank.state.step == 7

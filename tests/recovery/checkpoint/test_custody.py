@@ -5,7 +5,6 @@ nothing is left.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,9 @@ from trainchaos.chaos.fault.targets import DiskTrouble
 from trainchaos.harness.sim.rank.saves import JOB
 from trainchaos.recovery.checkpoint.checkpointer import NothingToRestore
 from trainchaos.recovery.checkpoint.files.checkpoints import (
+    FREE,
     Checkpoint,
+    Hand,
     name_of,
     newest_first,
     origin_of,
@@ -49,7 +50,7 @@ class Disk:
     def __init__(self) -> None:
         self.answers: list[bool | Exception] = []
 
-    def set_aside(self, directory: Path, in_doubt: Any, why: str, **more: Any) -> bool:
+    def set_aside(self, directory: Path, in_doubt: Any, why: str, hand: Hand) -> bool:
         """As scripted."""
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -79,7 +80,7 @@ class Rig:
     def put_aside(self, *answers: bool | Exception) -> None:
         """Try, and the disk answers so."""
         self.disk.answers = list(answers)
-        self.custody.put_aside(disk=None, guard=nullcontext)
+        self.custody.put_aside(FREE)
         assert not self.disk.answers, "it was not even tried"
 
 
@@ -118,26 +119,6 @@ def test_whoever_finds_somebody_newer_there_ends_the_job_and_says_why(tmp_path: 
         old.custody.joined(0, 2)
     (said,) = old.said
     assert isinstance(said, Unrecoverable) and "another job writes" in said.error
-
-
-def test_a_disk_that_takes_nothing_stops_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = Rig(tmp_path)
-
-    def full(generation: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    assert rig.custody.fence is not None
-    monkeypatch.setattr(rig.custody.fence, "take", full)
-    rig.custody.joined(0, 1)
-    assert rig.custody.fence.epoch is None and rig.said == []
-
-
-def test_without_a_directory_there_is_nothing_to_write() -> None:
-    rig = Rig(None)
-    rig.custody.joined(0, 1)
-    assert rig.custody.fence is None
 
 
 @pytest.mark.parametrize(
@@ -190,13 +171,6 @@ def test_what_is_in_doubt_is_tried_again_until_it_is_out_of_the_way_and_that_is_
     assert len(rig.said) == 1 and rig.custody.choosing.doubts == tuple(DOUBTS), (
         "it is restored no more than before"
     )
-
-
-def test_others_than_rank_0_only_restore_none_of_it(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
-    rig.custody.distrust(DOUBTS, deletes=False)
-    rig.put_aside()
-    assert rig.custody.choosing.doubts == tuple(DOUBTS) and rig.said == []
 
 
 @pytest.mark.parametrize("directory", [True, False])

@@ -14,7 +14,7 @@ from tests.support.arms import judged
 from tests.support.search.simulate import Played, cell_of, evidence, play
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.recovery.checkpoint.files import checkpoints, retention
-from trainchaos.recovery.checkpoint.files.checkpoints import MANIFEST, Checkpoint
+from trainchaos.recovery.checkpoint.files.checkpoints import MANIFEST, Checkpoint, Hand
 from trainchaos.recovery.checkpoint.files.retention import Agreement
 
 STRATEGIES = ["checkpoint-restart", "drop-replica", "hot-spare"]
@@ -101,12 +101,13 @@ def test_one_that_was_refused_takes_no_place(tmp_path: Path) -> None:
 def test_what_was_recorded_as_written_is_not_read_again(tmp_path: Path) -> None:
     made = saved(tmp_path, 10, 20, 30)
     touched: list[int] = []
+    watched = Hand(progress=lambda: touched.append(1))
     flip(made[2].path / "a.bin", 0)
     deleted = sum(1 + len(list(one.path.iterdir())) for one in made[:2])
-    retention.prune(tmp_path, 1, recorded={made[2].name}, progress=lambda: touched.append(1))
+    retention.prune(tmp_path, 1, recorded={made[2].name}, hand=watched)
     assert (steps(tmp_path), len(touched)) == ([30], deleted), "its writer vouches for it"
     saved(tmp_path, 40)
-    retention.prune(tmp_path, 1, recorded={made[2].name}, progress=lambda: touched.append(1))
+    retention.prune(tmp_path, 1, recorded={made[2].name}, hand=watched)
     assert steps(tmp_path) == [40] and touched, "what has to be read shows that it goes on"
 
 
@@ -149,7 +150,7 @@ def test_one_that_cannot_be_renamed_stays_whole(tmp_path: Path) -> None:
     def broken(what: str, path: Path) -> None:
         raise OSError(30, "Read-only file system")
 
-    done = retention.set_aside(tmp_path, lambda c: c.step > 50, disk=broken)
+    done = retention.set_aside(tmp_path, lambda c: c.step > 50, hand=Hand(disk=broken))
     assert (done.moved, steps(tmp_path)) == ([], [60, 50]) and "Read-only" in done.kept[0][1]
 
 

@@ -161,7 +161,7 @@ def test_a_save_shows_progress_in_all_that_it_does(
     monkeypatch.setattr(atomic_rename, "RANGE_BYTES", 4096)
     state, signs = trained(2, width=400), Signs()
     size = sum(chunk.bytes for chunk in chunks_of(state.tensors()))
-    order = saves.SaveOrder(directory=tmp_path, generation=1, progress=signs)
+    order = saves.SaveOrder(directory=tmp_path, generation=1, hand=checkpoints.Hand(progress=signs))
     saves.write(order, saves.content_of(state))
     assert signs.count >= size / STRIDE + size / 4096, "the look for NaN, and the sync"
 
@@ -196,7 +196,7 @@ def test_retention_and_sweeping_show_progress(tmp_path: Path) -> None:
         state.step = step
         saves.save(state, tmp_path, generation=1)
     signs = Signs()
-    gone = retention.prune(tmp_path, 1, progress=signs)
+    gone = retention.prune(tmp_path, 1, hand=checkpoints.Hand(progress=signs))
     entries = 3  # the data, the manifest, the directory
     assert (len(gone.gone), signs.count >= 2 * entries) == (2, True)
     signs.count = 0
@@ -216,7 +216,7 @@ def test_whoever_waits_for_a_save_shows_progress_as_the_save_does() -> None:
         for _ in range(5):
             work.moved()
             assert go.acquire(timeout=LIMIT_S)
-        return SaveOutcome(step=1, name="", seconds=0.0, blocked_s=0.0)
+        return SaveOutcome(step=1)
 
     def progress() -> None:
         seen()
@@ -226,19 +226,6 @@ def test_whoever_waits_for_a_save_shows_progress_as_the_save_does() -> None:
     go.release()  # whatever it did before anybody waited is no progress of the wait
     assert work.wait(LIMIT_S, progress)
     assert 4 <= seen.count <= 5
-
-
-def test_a_wait_for_a_save_without_any_sign_of_life_ends(gate: Gate) -> None:
-    work = BackgroundWorker()
-
-    def write() -> SaveOutcome:
-        gate("write", Path())
-        return SaveOutcome(step=1, name="", seconds=0.0, blocked_s=0.0)
-
-    work.start(write)
-    assert not work.wait(0.01, Signs())
-    gate.opened.set()
-    assert work.wait(LIMIT_S)
 
 
 def test_a_wait_for_the_save_before_belongs_to_the_checkpoint(tmp_path: Path, gate: Gate) -> None:
@@ -372,41 +359,27 @@ class Clock:
         self._then(self.now)
 
 
-def test_a_part_that_grows_is_waited_for_however_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    part = tmp_path / "rank-0001.bin"
-
-    def grow(now: int) -> None:
-        if now <= 300:
-            part.write_bytes(b"x" * now)
-
-    clock = Clock(grow)
-    monkeypatch.setattr(saves, "time", clock)
-    with pytest.raises(TimeoutError):
-        saves.gather(saves.SaveOrder(directory=tmp_path, generation=1, writers=2), tmp_path, 5)
-    assert 420 <= clock.now <= 424
-
-
-def test_a_part_that_does_not_grow_is_waited_for_while_its_writer_gets_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("grows", [True, False])
+def test_a_part_is_waited_for_while_it_grows_or_its_writer_gets_on_however_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grows: bool
 ) -> None:
     """As it is hashed and found to be the same, or synced to a slow disk."""
-    part = tmp_path / "rank-0001.bin"
+    part, signs, setting = tmp_path / "rank-0001.bin", Signs(), os.utime
     part.write_bytes(b"x")
-    signs, setting = Signs(), os.utime
 
     def get_on(now: int) -> None:
-        if now <= 300:
+        if now <= 300 and grows:
+            part.write_bytes(b"x" * now)
+        elif now <= 300:
             shown()
 
     clock = Clock(get_on)
     monkeypatch.setattr(saves, "time", clock)
     monkeypatch.setattr(os, "utime", lambda path: setting(path, ns=(clock.now, clock.now)))
     shown = saves.PartProgress(part, signs)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match="the part of writer 1 did not come within 120 s"):
         saves.gather(saves.SaveOrder(directory=tmp_path, generation=1, writers=2), tmp_path, 5)
-    assert 420 <= clock.now <= 424 and signs.count == 300
+    assert 420 <= clock.now <= 424 and signs.count == (0 if grows else 300)
 
 
 def test_a_part_shows_outside_that_it_gets_on_once_a_second(

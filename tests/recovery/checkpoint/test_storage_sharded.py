@@ -13,7 +13,6 @@ from tests.harness.sim.test_sim import RESTART_ALL, SPARE, found, of
 from tests.harness.sim.test_storage import storage
 from tests.support.search.simulate import cell_of
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.harness.sim.rank.faults import SimFaultAgent
 
 SHAPES: list[dict[str, Any]] = [{"sharded": True}, {"parallelism": "fsdp"}]
 NAMES = ["ddp, sharded", "fsdp"]
@@ -102,18 +101,3 @@ def test_a_rank_killed_while_all_save_is_replaced(recovery: Any, memory: Path) -
         if e.actor == killed.data["target"]["process"] and e.step == 30
     ]
     assert begun and begun[0].time_ns <= killed.time_ns, "it had begun to save"
-
-
-@pytest.mark.slow
-def test_a_disk_that_is_not_broken_after_all_is_noticed(
-    memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(SimFaultAgent, "set_disk", lambda self, trouble: None)
-    fault = {**storage("io-error"), "target": {"rank": 2}}
-    assert set(found(cell_of(SPARE, [fault], sharded=True), memory, 3)[1]) == {"fault-landed"}
-
-
-@pytest.mark.slow
-def test_one_rank_saves_alone_where_nothing_is_shared(memory: Path) -> None:
-    faulted, problems = found(cell_of(SPARE, []), memory, 3)
-    assert not of(faulted, Kind.CHECKPOINT_PART) and problems == {}

@@ -468,7 +468,7 @@ def test_groups_that_the_loop_adds_come_and_go_with_the_checkpoint(
 
 def test_a_checkpoint_of_fewer_groups_than_were_attached_is_of_another_job(tmp_path: Path) -> None:
     saves.save(grown(1), tmp_path, generation=1)
-    with pytest.raises(CheckpointMismatch, match="parameter groups: 1 there, 2 here"):
+    with pytest.raises(CheckpointMismatch, match="parameter groups is 1 there, 2 here"):
         restoring.restore_newest(grown(2, attached=2), tmp_path, lambda bad, why: pytest.fail(why))
 
 

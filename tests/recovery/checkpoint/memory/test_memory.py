@@ -213,12 +213,7 @@ def store_of(limit: int = 1 << 20, *, keep: int = 2, doubles: bool = False) -> K
 
 def put(store: KeeperStore, step: int, **more: Any) -> None:
     header, memory = part(step, **more)
-    try:
-        store.add(header, memory.fd, copy=False)
-    except Refusal:
-        memory.close()
-        raise
-    memory.detach()
+    store.add(header, memory.detach(), copy=False)
 
 
 def test_following_the_advice_of_a_full_store_is_enough() -> None:
@@ -367,7 +362,7 @@ def test_a_lost_peer_costs_the_copy_which_the_one_that_follows_gets(
 def test_a_peer_that_does_not_answer_holds_up_one_save_and_not_each(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "HELLO_LIMIT_S", 0.5)
+    monkeypatch.setitem(protocol.HELLO, "limit_s", 0.5)
     # takes connections and says nothing, as a stopped process
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         keeper = start(0, nodes=2, peers={1: deaf.getsockname()})

@@ -193,7 +193,7 @@ def test_another_model_and_another_seed_are_named(keeper: Keeper) -> None:
     other.seed = 8
     for state, words in (
         (trained(0, width=9), r"model.0.weight is float32 \[16, 8\] there, float32 \[16, 9\] here"),
-        (other, "seed 7, this one has seed 8"),
+        (other, "seed is 7 there, 8 here"),
     ):
         with pytest.raises(CheckpointMismatch, match=words):
             Rank(state).restore()

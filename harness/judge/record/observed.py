@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,12 +71,10 @@ def observed_history(log: Log, info: RunInfo) -> History:
     sizes = [r.samples for rows in list(reports.values())[:1] for r in rows if r.samples]
     if sizes:
         info = replace(info, global_batch=max(1, round(statistics.median(sizes))))
-    generations = []
-    for index, event in enumerate(starts):
-        following = starts[index + 1].time_ns if index + 1 < len(starts) else None
-        generations.append(
-            _generation(event, reports[event.generation], stride, usual_ns, following)
-        )
+    generations = [
+        _generation(event, reports[event.generation], stride, usual_ns, following)
+        for event, following in itertools.zip_longest(starts, starts[1:])
+    ]
     return History(
         log=log,
         info=info,
@@ -126,44 +124,41 @@ def samples_of_steps(history: History) -> dict[tuple[int, int], int]:
     Generations with more ranks than the job has are left out, and so are the last ``UNSURE`` steps
     of each: fewer ranks that repeat them may not be recognised as a new generation yet.
     """
-    reported: dict[tuple[int, int], dict[int, int]] = {}
+    reported: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
     worlds = {g.number: g.world for g in history.generations if g.world <= history.info.ranks}
     for event in history.reports:
         rank, samples = event.data["rank"], event.data["samples"]
         if rank is not None and samples is not None:
-            shares = reported.setdefault((event.generation, event.step or 0), {})
+            shares = reported[event.generation, event.step or 0]
             shares[int(rank)] = min(int(samples), shares.get(int(rank), int(samples)))
-    last: dict[int, list[int]] = {}
+    steps: dict[int, list[int]] = defaultdict(list)
     for number, step in sorted(reported):
-        last.setdefault(number, []).append(step)
+        steps[number].append(step)
     return {
         (number, step): sum(shares.values())
         for (number, step), shares in reported.items()
-        if len(shares) == worlds.get(number) and step not in last[number][-UNSURE:]
+        if len(shares) == worlds.get(number) and step not in steps[number][-UNSURE:]
     }
 
 
 def _reported(log: Log) -> dict[int, list[_Report]]:
-    """Generation -> its reports."""
-    return {event.generation: _reports(log, event) for event in log.of(Kind.GENERATION_STARTED)}
+    """Generation -> its first reports of steps in order of time, each of a later step than the one
+    before.
+    """
+    mine: dict[int, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
+    for event in log.of(Kind.STEP_REPORTED):
+        mine[event.generation][event.step or 0].append(event)
+    started = log.of(Kind.GENERATION_STARTED)
+    return {event.generation: _reports(event, mine[event.generation]) for event in started}
 
 
-def _reports(log: Log, generation: Event) -> list[_Report]:
-    """First reports of steps in order of time, each of a later step than the one before."""
+def _reports(generation: Event, by_step: dict[int, list[Event]]) -> list[_Report]:
     world = max(1, len(generation.data["members"]))
-    mine = [
-        event for event in log.of(Kind.STEP_REPORTED) if event.generation == generation.generation
-    ]
-    by_step: dict[int, list[Event]] = {}
-    for event in mine:
-        by_step.setdefault(event.step or 0, []).append(event)
     rows: list[_Report] = []
     for step, events in by_step.items():  # in order of first report
         if rows and step <= rows[-1].step:
             continue
-        given = [
-            int(event.data["samples"]) for event in events if event.data["samples"] is not None
-        ]
+        given = [int(e.data["samples"]) for e in events if e.data["samples"] is not None]
         said = min(int(event.data["reported_ns"]) for event in events)
         earliest = max(generation.time_ns, rows[-1].time_ns if rows else 0)
         row = _Report(
@@ -191,31 +186,28 @@ def _without_bars(reports: dict[int, list[_Report]], stride: int) -> dict[int, l
     }
 
 
+def _pairs(reports: dict[int, list[_Report]]) -> Iterator[tuple[_Report, _Report]]:
+    """Two reports after each other."""
+    return itertools.chain.from_iterable(map(itertools.pairwise, reports.values()))
+
+
+def _gaps(reports: dict[int, list[_Report]]) -> list[int]:
+    return [after.step - before.step for before, after in _pairs(reports)]
+
+
 def _stride(reports: dict[int, list[_Report]]) -> int:
     usual = Counter(_gaps(reports)).most_common(1)
     return usual[0][0] if usual else 1
 
 
-def _gaps(reports: dict[int, list[_Report]]) -> list[int]:
-    return [
-        after.step - before.step
-        for rows in reports.values()
-        for before, after in itertools.pairwise(rows)
-    ]
-
-
 def _usual_ns(reports: dict[int, list[_Report]]) -> float:
     """Median time of one step; 0 if there are no two successive reports."""
-    times = [
-        (after.time_ns - before.time_ns) / (after.step - before.step)
-        for rows in reports.values()
-        for before, after in itertools.pairwise(rows)
-    ]
+    times = [(b.time_ns - a.time_ns) / (b.step - a.step) for a, b in _pairs(reports)]
     return statistics.median(times) if times else 0.0
 
 
 def _generation(
-    event: Event, rows: Sequence[_Report], stride: int, usual_ns: float, following: int | None
+    event: Event, rows: Sequence[_Report], stride: int, usual_ns: float, following: Event | None
 ) -> Generation:
     resume = max(0, rows[0].step - stride) if rows else None
     ready = None
@@ -232,7 +224,7 @@ def _generation(
         checkpoint=None,
         grouped_ns=event.time_ns,
         stated_ns=ready,
-        fenced_ns=following,
+        fenced_ns=following.time_ns if following is not None else None,
     )
 
 
@@ -271,12 +263,11 @@ def _spans(
     found = []
     before, cursor = generation.resume_step or 0, generation.ready_ns or generation.started_ns
     for row in rows:
-        count = row.step - before
-        first = before + 1 if count <= most else row.step
-        for step in range(first, row.step + 1):
-            start = cursor + (row.time_ns - cursor) * (step - first) // (row.step - first + 1)
-            end = cursor + (row.time_ns - cursor) * (step - first + 1) // (row.step - first + 1)
-            found.append((step, start, end, row))
+        first = before + 1 if row.step - before <= most else row.step
+        count, took = row.step - first + 1, row.time_ns - cursor
+        for number in range(count):
+            start, end = (cursor + took * n // count for n in (number, number + 1))
+            found.append((first + number, start, end, row))
         before, cursor = row.step, row.time_ns
     return found
 

@@ -78,6 +78,8 @@ def _alarm(alarm: AlarmRaised) -> str:
     return f"{alarm.what} of {alarm.place}"
 
 
+_Spot = tuple[int, str]
+"""A node, and a device of it."""
 _WORDS = {True: "fit", False: "unfit", None: "not known to be fit"}
 
 
@@ -97,11 +99,14 @@ def rejoins(evidence: Evidence) -> Finding:
         if episode.landed is None:
             missing.append(f"{fault.id} never landed, so that no preflight was due")
             continue
-        spots = _spots(evidence, episode)
+        hit = episode.processes
+        spawned = evidence.log.of(Kind.PROCESS_SPAWNED)
+        spots = [_spot(event) for event in spawned if event.data["process"] in hit]
         if not spots:
             missing.append(f"{fault.id} hit no process, so that no place was suspect")
         for spot in spots:
-            checked = _checked(evidence, episode, spot)
+            since_ns, checks = episode.injected.time_ns, _of(evidence, spot, Kind.PLACE_CHECKED)
+            checked = next((event for event in checks if event.time_ns > since_ns), None)
             if checked is None:
                 problems.append(f"{fault.id}: {_place(spot)} was not checked")
             elif checked.data["fit"] is None:
@@ -112,16 +117,14 @@ def rejoins(evidence: Evidence) -> Finding:
     return verdict_of(problems, some(met) or "no preflight was due", missing)
 
 
-def _used(
-    evidence: Evidence, fault: FaultSpec, spot: tuple[int, str], checked: Event
-) -> tuple[bool, str]:
+def _used(evidence: Evidence, fault: FaultSpec, spot: _Spot, checked: Event) -> tuple[bool, str]:
     """Whether what became of a checked place is wrong, and what became of it."""
     found = _WORDS[checked.data["fit"]]
     said = f"{_place(spot)} is {found}"
     if found != fault.expect.preflight:
         return True, f"{said}, should be {fault.expect.preflight}: {checked.data['said']}"
     since_ns = checked.time_ns - round(checked.data["seconds"] * NS)
-    started = [event for event in _started(evidence, spot) if event.time_ns > since_ns]
+    started = [e for e in _of(evidence, spot, Kind.PROCESS_SPAWNED) if e.time_ns > since_ns]
     early = [event for event in started if event.time_ns < checked.time_ns]
     later = [event for event in started if event.time_ns >= checked.time_ns]
     for event in early if found == "fit" else started:
@@ -129,77 +132,44 @@ def _used(
             when = "before it was checked" if event in early else f"though it is {found}"
             name = event.data["process"]
             return True, f"{name} started on {_place(spot)} {when}, and not on {_place(other)}"
-    if found == "unfit":
-        return False, f"{said}, and {_names(later)} there later"
-    return not later, f"{said}, and {_names(later)} there later"
+    names = ", ".join(str(event.data["process"]) for event in later)
+    what = f"{names} started" if names else "no process started"
+    return found == "fit" and not later, f"{said}, and {what} there later"
 
 
-def _spots(evidence: Evidence, episode: Episode) -> list[tuple[int, str]]:
-    """Node and device of each process that an occurrence hit."""
-    spawned = evidence.log.of(Kind.PROCESS_SPAWNED)
-    return [_spot(event) for event in spawned if event.data["process"] in episode.processes]
+def _of(evidence: Evidence, spot: _Spot, kind: Kind) -> list[Event]:
+    return [event for event in evidence.log.of(kind) if _spot(event) == spot]
 
 
-def _checked(evidence: Evidence, episode: Episode, spot: tuple[int, str]) -> Event | None:
-    """The first check of a place that ended after an occurrence."""
-    assert episode.injected is not None
-    for event in evidence.log.of(Kind.PLACE_CHECKED):
-        if event.time_ns > episode.injected.time_ns and _spot(event) == spot:
-            return event
-    return None
-
-
-def _other_place(evidence: Evidence, spot: tuple[int, str], at_ns: int) -> tuple[int, str] | None:
+def _other_place(evidence: Evidence, spot: _Spot, at_ns: int) -> _Spot | None:
     """A place that could have been taken instead, of those that processes of this job ever had:
-    its node is there, nothing is held against it, and, if it is a GPU, nobody has it.
+    its node is there, it was neither being checked nor found unfit, and, if it is a GPU, nobody has
+    it.
     """
+    exited = evidence.history.exited_ns
     for other in sorted({_spot(event) for event in evidence.log.of(Kind.PROCESS_SPAWNED)}):
-        taken = other[1].startswith("cuda") and _occupied(evidence, other, at_ns)
-        if other != spot and not (
-            taken or _suspect(evidence, other, at_ns) or _node_lost(evidence, other[0], at_ns)
-        ):
+        taken = other[1].startswith("cuda") and any(
+            event.time_ns < at_ns < exited.get(event.data["process"], math.inf)
+            for event in _of(evidence, other, Kind.PROCESS_SPAWNED)
+        )
+        suspect = any(
+            event.time_ns - round(event.data["seconds"] * NS) <= at_ns
+            and (at_ns < event.time_ns or event.data["fit"] is False)
+            for event in _of(evidence, other, Kind.PLACE_CHECKED)
+        )
+        told = [
+            event.kind
+            for event in evidence.log.of(Kind.NODE_JOINED, Kind.NODE_LOST)
+            if event.data["node"] == other[0] and event.time_ns < at_ns
+        ]
+        if other != spot and not (taken or suspect or told[-1:] == [Kind.NODE_LOST]):
             return other
     return None
 
 
-def _suspect(evidence: Evidence, spot: tuple[int, str], at_ns: int) -> bool:
-    """Whether a place was being checked, or had been found unfit."""
-    return any(
-        _spot(event) == spot
-        and event.time_ns - round(event.data["seconds"] * NS) <= at_ns
-        and (at_ns < event.time_ns or event.data["fit"] is False)
-        for event in evidence.log.of(Kind.PLACE_CHECKED)
-    )
-
-
-def _occupied(evidence: Evidence, spot: tuple[int, str], at_ns: int) -> bool:
-    return any(
-        event.time_ns < at_ns < evidence.history.exited_ns.get(event.data["process"], math.inf)
-        for event in _started(evidence, spot)
-    )
-
-
-def _node_lost(evidence: Evidence, node: int, at_ns: int) -> bool:
-    told = [
-        event
-        for event in evidence.log.of(Kind.NODE_JOINED, Kind.NODE_LOST)
-        if event.data["node"] == node and event.time_ns < at_ns
-    ]
-    return bool(told) and told[-1].kind is Kind.NODE_LOST
-
-
-def _started(evidence: Evidence, spot: tuple[int, str]) -> list[Event]:
-    return [event for event in evidence.log.of(Kind.PROCESS_SPAWNED) if _spot(event) == spot]
-
-
-def _spot(event: Event) -> tuple[int, str]:
+def _spot(event: Event) -> _Spot:
     return int(event.data["node"]), str(event.data["device"])
 
 
-def _place(spot: tuple[int, str]) -> str:
+def _place(spot: _Spot) -> str:
     return f"{spot[1]} of node {spot[0]}"
-
-
-def _names(started: list[Event]) -> str:
-    names = ", ".join(str(event.data["process"]) for event in started)
-    return f"{names} started" if names else "no process started"

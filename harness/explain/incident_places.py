@@ -16,10 +16,7 @@ from trainchaos.harness.judge.record.history import NS
 from trainchaos.harness.judge.record.lineage import history_of
 from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
 from trainchaos.recovery.health.lemons import Lemon, Record, lemons
-from trainchaos.recovery.policy.strategy import ANNOUNCED, Cause
-
-_NOT_OF_A_PLACE = (*ANNOUNCED, Cause.NONFINITE)
-"""Causes that say nothing of the hardware, as ``recovery.run`` takes them to."""
+from trainchaos.recovery.health.reputation import NOT_OF_A_PLACE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +94,7 @@ def _own_failures(log: Log) -> Iterator[Event]:
     yield from (
         event
         for event in failures
-        if event.data["process"] is not None and event.data["cause"] not in _NOT_OF_A_PLACE
+        if event.data["process"] is not None and event.data["cause"] not in NOT_OF_A_PLACE
     )
 
 

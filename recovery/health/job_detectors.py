@@ -246,10 +246,10 @@ class SpikeDetector:
             if len(self._series) >= MOST_PLACES:
                 return None
             series = self._series[reading.where] = _Series()
-        told_twice = not reading.time_s > series.last_s  # or the clock was set back
-        if not math.isnan(reading.time_s):
-            series.last_s = reading.time_s
-        if told_twice:
+        if not math.isfinite(reading.time_s):
+            return None
+        before_s, series.last_s = series.last_s, reading.time_s
+        if reading.time_s <= before_s:  # told twice, or the clock was set back
             return None
         value = reading.value
         if not math.isfinite(value):

@@ -58,14 +58,9 @@ class ClockWatch:
         if answered_ns < received_ns or there_and_back < 0:
             return
         offset = ((received_ns - sent_ns) + (answered_ns - back_ns)) / 2
-        new = _Sample(offset_ns=offset, bound_ns=there_and_back / 2, at_ns=back_ns)
-        forgets = self._samples[0] if len(self._samples) == WINDOW else None
-        self._samples.append(new)
+        self._samples.append(_Sample(offset, there_and_back / 2, back_ns))
         # all age alike: which is the best changes with the samples alone
-        if self._best is None or self._best is forgets:
-            self._best = min(self._samples, key=_Sample.aged)
-        elif new.aged() < self._best.aged():
-            self._best = new
+        self._best = min(self._samples, key=_Sample.aged)
 
     def offset(self, now_ns: int) -> Offset | None:
         """The best estimate; None before the first answer."""

@@ -185,18 +185,6 @@ def test_text_that_is_no_bytes_is_refused(tmp_path: Path) -> None:
         land(tmp_path, Lines(file="a", offset=0, text="€"))
 
 
-def test_the_best_answer_is_the_one_that_a_look_at_all_of_them_finds() -> None:
-    draw, watch, now_ns = random.Random(3), ClockWatch(), SECOND
-    for _ in range(300):
-        now_ns += draw.randrange(1, 3 * SECOND)
-        there_ns, back_ns = (draw.randrange(1_000, 5_000_000) for _ in range(2))
-        asked(watch, now_ns, true_ns=7, there_ns=there_ns, back_ns=back_ns)
-        later_ns = now_ns + SECOND
-        best = min(s.bound_ns + (later_ns - s.at_ns) * DRIFT for s in watch._samples)
-        found = watch.offset(later_ns)
-        assert found is not None and found.bound_ns == pytest.approx(best, abs=2)
-
-
 def test_reading_a_message_maps_no_memory() -> None:
     """Room of 128 KB and more is mapped anew for each message, which took longer than all else."""
     assert READ < 128 << 10

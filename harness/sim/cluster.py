@@ -167,7 +167,7 @@ class SimCluster:
 
     def mark(self, name: str) -> Mark:
         """The progress mark."""
-        return self._ranks[name].mark.read()
+        return self._ranks[name].process.seen.read()
 
     def os_state(self, name: str) -> str:
         """S, T, Z or X."""

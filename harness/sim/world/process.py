@@ -21,10 +21,10 @@ Body = Generator[float | None, Any, int]
 
 
 class SimMark(MarkPage):
-    """A progress mark on a simulated clock, in memory of its own."""
+    """A progress mark on a simulated clock, in ``memory``."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._begin(bytearray(SIZE), lambda: clock.now_ns)
+    def __init__(self, clock: Clock, memory: bytearray) -> None:
+        self._begin(memory, lambda: clock.now_ns)
 
 
 class Killed(BaseException):
@@ -39,7 +39,8 @@ class Killed(BaseException):
 
 class Process:
     """One process. ``on_message`` handles its messages, ``on_end`` is called once it stops
-    executing, ``on_term`` handles SIGTERM.
+    executing, ``on_term`` handles SIGTERM; ``mark``: as it notes its progress, ``seen``: as its
+    supervisor sees it.
     """
 
     def __init__(self, *, name: str, role: str, pid: int, clock: Clock, seed: str) -> None:
@@ -48,7 +49,8 @@ class Process:
         self.pid = pid
         self.clock = clock
         self.rng = random.Random(seed)
-        self.mark = SimMark(clock)
+        page = bytearray(SIZE)
+        self.mark, self.seen = SimMark(clock, page), SimMark(clock, page)
         self.ticket = 0
         self.running = True  # executing, or only stopped
         self.stopped = self.frozen = False

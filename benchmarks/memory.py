@@ -65,10 +65,7 @@ class MemoryArms:
     def save(self) -> None:
         """The part of a save that blocks training."""
         self.state.step += 1
-        self._after_commit(asked=True)
-
-    def _after_commit(self, *, asked: bool) -> None:
-        self.memory.after_commit(self.state.step, rank=0, layout=ALONE, generation=1, asked=asked)
+        self.memory.after_commit(self.state.step, rank=0, layout=ALONE, generation=1, asked=True)
 
     def _write(self, kind: Kind, /, **data: Any) -> None:
         assert kind is not Kind.CHECKPOINT_FAILED and "alone" not in data, data
@@ -78,7 +75,7 @@ class MemoryArms:
     def kept(self) -> None:
         """The rest of a save, timed separately."""
         assert self.memory.settle(120)
-        self._after_commit(asked=False)
+        self.memory.after_commit(0, rank=0, layout=ALONE, generation=1, asked=False)
 
     def restore(self) -> None:
         """Restore the newest checkpoint, verified."""

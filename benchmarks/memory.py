@@ -22,6 +22,7 @@ import torch
 
 from benchmarks.checkpoint import state_of, timed
 from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.checkpoint.files.saving import RankHooks
 from trainchaos.recovery.checkpoint.memory.keepers import Keepers, LocalKeeperHost
 from trainchaos.recovery.checkpoint.memory_checkpointer import MemoryCheckpointer
 from trainchaos.recovery.checkpoint.restore import restore_first
@@ -50,13 +51,9 @@ class MemoryArms:
         self.memory = MemoryCheckpointer(
             InMemory(socket=keepers.socket_of(0), job=JOB, every=1),
             state,
+            RankHooks(write=self._write, send=print),
             timetable=SaveSchedule(1, mtbf_s=None, now_s=0.0),
             seat="w0",
-            write=self._write,
-            send=print,
-            check=_nothing,
-            progress=_nothing,
-            saves=_nothing,
         )
         self.kept_s: list[float] = []
 
@@ -68,10 +65,7 @@ class MemoryArms:
     def save(self) -> None:
         """The part of a save that blocks training."""
         self.state.step += 1
-        self._after_commit(asked=True)
-
-    def _after_commit(self, *, asked: bool) -> None:
-        self.memory.after_commit(self.state.step, rank=0, layout=ALONE, generation=1, asked=asked)
+        self.memory.after_commit(self.state.step, rank=0, layout=ALONE, generation=1, asked=True)
 
     def _write(self, kind: Kind, /, **data: Any) -> None:
         assert kind is not Kind.CHECKPOINT_FAILED and "alone" not in data, data
@@ -81,7 +75,7 @@ class MemoryArms:
     def kept(self) -> None:
         """The rest of a save, timed separately."""
         assert self.memory.settle(120)
-        self._after_commit(asked=False)
+        self.memory.after_commit(0, rank=0, layout=ALONE, generation=1, asked=False)
 
     def restore(self) -> None:
         """Restore the newest checkpoint, verified."""
@@ -92,10 +86,6 @@ class MemoryArms:
             self.memory.refused,
         )
         assert found is not None and found.step == self.state.step
-
-
-def _nothing() -> None:
-    """Do nothing, as nothing waits."""
 
 
 def measure(arms: MemoryArms, rounds: int) -> dict[str, list[float]]:

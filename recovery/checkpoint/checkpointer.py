@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from trainchaos.chaos.errors import EXIT_FAIL, ChaosError
 from trainchaos.recovery.checkpoint import own
 from trainchaos.recovery.checkpoint.files import checkpoints
 from trainchaos.recovery.checkpoint.files.checkpoints import FREE, Checkpoint, Disk
 from trainchaos.recovery.checkpoint.files.custody import Custody, writers
-from trainchaos.recovery.checkpoint.files.saving import Saving, WriteRankEvent
+from trainchaos.recovery.checkpoint.files.saving import RankHooks, Saving
 from trainchaos.recovery.checkpoint.memory_checkpointer import SETTLE_S, MemoryCheckpointer
 from trainchaos.recovery.checkpoint.restore import (
     Candidate,
@@ -25,11 +23,10 @@ from trainchaos.recovery.checkpoint.restore import (
 from trainchaos.recovery.checkpoint.save_writer import SaveWriter
 from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.policy.doubts import Doubt, in_doubt
-from trainchaos.recovery.policy.interval import Rewinds, SaveSchedules, Wanted, schedules
+from trainchaos.recovery.policy.interval import Rewinds, Wanted, schedules
 from trainchaos.recovery.policy.jobconfig import JobConfig
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.state.state import TrainState
-from trainchaos.recovery.state.strides import quiet
 
 
 class NothingToRestore(ChaosError):
@@ -39,81 +36,43 @@ class NothingToRestore(ChaosError):
 
 
 class Checkpointer:
-    """Used by the training thread.
-
-    ``check`` raises GenerationLost once the generation is aborted; ``progress``: called while a
-    save or restore goes on, so that it is not taken for a hang; ``entered``: called with the step
-    and whether this rank writes, when a save begins; ``saves``: called before anything is done for
-    a save, in memory or on disk; ``disk``: replaces the disk's answers, for a fault injector;
-    ``agreed``: the last step at which the replicas are known to have
-    been the same (-1: not known).
+    """Used by the training thread. ``disk``: replaces the disk's answers, for a fault injector.
 
     A save that falls due while another is still being written is made as soon as that one is done.
     One at a pause is waited for, whatever the mode: the supervisor asks for it because a machine is
     about to go.
     """
 
-    def __init__(
-        self,
-        config: JobConfig,
-        state: TrainState,
-        *,
-        write: WriteRankEvent,
-        send: Callable[[Any], object],
-        check: Callable[[], None],
-        progress: Callable[[], None],
-        entered: Callable[[int, bool], None],
-        saves: Callable[[], object] = quiet,
-        agreed: Callable[[], int] = lambda: -1,
-        clock_s: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, config: JobConfig, state: TrainState, hooks: RankHooks) -> None:
         self.disk: Disk | None = None
         self._config = config
         self._state = state
-        self._progress = progress
-        self._entered = entered
-        self._saves = saves
-        self._clock_s = clock_s
-        saving = Saving(write=write, send=send, clock_s=clock_s)
-        self._schedules = _schedules(config, clock_s())
+        self._hooks = hooks
+        self._schedules = schedules(
+            disk=config.checkpoint_every if config.checkpoint_dir is not None else 0,
+            memory=config.memory.every if config.memory is not None else 0,
+            mtbf_s=config.saves.mtbf_s,
+            now_s=hooks.clock_s(),
+        )
+        saving = Saving(write=hooks.write, send=hooks.send, clock_s=hooks.clock_s)
         self._custody = Custody(
             config.checkpoint_dir,
             job=config.job_id,
             fresh=config.fresh,
             saving=saving,
-            write=write,
-            send=send,
+            write=hooks.write,
+            send=hooks.send,
             forget=self._forget,
         )
-        fence, directory = self._custody.fence, config.checkpoint_dir
+        fence, timetables = self._custody.fence, self._schedules
         self._writer: SaveWriter | None = None
-        if fence is not None and directory is not None:
-            self._writer = SaveWriter(
-                config,
-                state,
-                directory,
-                fence,
-                saving=saving,
-                disk=self._disturb,
-                timetable=self._schedules.disk,
-                check=check,
-                progress=progress,
-                agreed=agreed,
-                clock_s=clock_s,
-            )
+        if fence is not None:
+            disk, timetable = self._disturb, timetables.disk
+            self._writer = SaveWriter(config, state, hooks, saving, fence, disk, timetable)
         self._memory: MemoryCheckpointer | None = None
-        if config.memory is not None and self._schedules.memory is not None:
+        if config.memory is not None and timetables.memory is not None:
             self._memory = MemoryCheckpointer(
-                config.memory,
-                state,
-                timetable=self._schedules.memory,
-                clock_s=clock_s,
-                seat=config.process,
-                write=write,
-                send=send,
-                check=check,
-                progress=progress,
-                saves=saves,
+                config.memory, state, hooks, seat=config.process, timetable=timetables.memory
             )
 
     def _disturb(self, what: str, path: Path) -> None:
@@ -123,7 +82,7 @@ class Checkpointer:
     def wants(self, step: int) -> Wanted:
         """What rank 0 asks all ranks to save after ``step``: they learn it with the gradients."""
         busy = self._writer is not None and self._writer.background.busy
-        return self._schedules.wants(step, self._clock_s(), busy=busy)
+        return self._schedules.wants(step, self._hooks.clock_s(), busy=busy)
 
     def keeps(self, asked: Wanted) -> bool:
         """Whether anything is saved of what is ``asked`` for."""
@@ -150,19 +109,19 @@ class Checkpointer:
             self._memory.after_commit(
                 step, rank=rank, layout=layout, generation=generation, asked=asked.memory
             )
-        self._schedules.asked(self._clock_s(), asked)
+        self._schedules.asked(self._hooks.clock_s(), asked)
         if writer is None or not asked.disk:
             return
         among = self._writers(layout)
         if rank not in among:
-            self._entered(step, False)
+            self._hooks.entered(step, False)
             return
-        self._saves()
+        self._hooks.saves()
         if writer.background.busy:
             writer.settle()
         if rank == 0:
             self._put_aside()  # the disk may accept it now
-        self._entered(step, True)
+        self._hooks.entered(step, True)
         later = self._config.saves.mode == "async" and not pausing
         writer.save(step, generation=generation, rank=rank, writers=len(among), later=later)
 
@@ -185,7 +144,7 @@ class Checkpointer:
 
     def told(self, rewinds: Rewinds) -> None:
         """By which failures the supervisor has checkpoints spaced."""
-        self._schedules.told(self._clock_s(), rewinds)
+        self._schedules.told(self._hooks.clock_s(), rewinds)
 
     def joined(self, rank: int, layout: Layout, generation: int) -> None:
         """A new generation: its rank 0 saves now, and no rank of an earlier one. What those have
@@ -199,7 +158,7 @@ class Checkpointer:
         fence, directory = self._custody.fence, self._config.checkpoint_dir
         if rank == 0 and fence and directory and len(self._writers(layout)) > 1:
             until = (fence.epoch, generation) if fence.epoch is not None else None
-            checkpoints.sweep(directory, until=until, progress=self._progress)
+            checkpoints.sweep(directory, until=until, progress=self._hooks.progress)
 
     def began(self, step: int) -> None:
         """The generation trains on from this step."""
@@ -259,7 +218,7 @@ class Checkpointer:
             layout=layout,
             device=self._config.device,
         )
-        self._schedules.restored(self._clock_s())
+        self._schedules.restored(self._hooks.clock_s())
         if found is None:
             self._state.own = {}
             return None
@@ -293,7 +252,7 @@ class Checkpointer:
     ) -> AbstractContextManager[ChunkRestore]:
         if candidate.shards and self._memory is not None:
             return self._memory.reading(candidate, layout, rank)
-        return nullcontext(prepared(self._state, self._on_disk(candidate), self._progress))
+        return nullcontext(prepared(self._state, self._on_disk(candidate), self._hooks.progress))
 
     def _refused(self, candidate: Candidate, reason: str) -> None:
         if candidate.shards and self._memory is not None:
@@ -317,12 +276,3 @@ class Checkpointer:
 
     def _writers(self, layout: Layout) -> range:
         return writers(layout, sharded=self._config.saves.sharded)
-
-
-def _schedules(config: JobConfig, now_s: float) -> SaveSchedules:
-    return schedules(
-        disk=config.checkpoint_every if config.checkpoint_dir is not None else 0,
-        memory=config.memory.every if config.memory is not None else 0,
-        mtbf_s=config.saves.mtbf_s,
-        now_s=now_s,
-    )

@@ -37,7 +37,7 @@ from trainchaos.recovery.checkpoint.chunks import (
 )
 from trainchaos.recovery.checkpoint.files import pieces
 from trainchaos.recovery.checkpoint.files.checkpoints import CorruptCheckpoint, first_line
-from trainchaos.recovery.checkpoint.files.saving import SaveOutcome, Saving, WriteRankEvent
+from trainchaos.recovery.checkpoint.files.saving import RankHooks, SaveOutcome, Saving
 from trainchaos.recovery.checkpoint.memory.client import KeeperClient, KeeperError
 from trainchaos.recovery.checkpoint.memory.header import (
     Header,
@@ -76,38 +76,27 @@ class _Buffer:
 
 
 class MemoryCheckpointer:
-    """Used by the training thread; arguments as for
-    ``recovery.checkpoint.checkpointer.Checkpointer``. ``seat``: this process's name;
-    ``timetable``: learns how long saves hold training up.
+    """Used by the training thread. ``seat``: this process's name; ``timetable``: learns how long
+    saves hold training up.
     """
 
     def __init__(
         self,
         config: InMemory,
         state: TrainState,
+        hooks: RankHooks,
         *,
-        timetable: SaveSchedule,
-        clock_s: Callable[[], float] = time.perf_counter,
         seat: str,
-        write: WriteRankEvent,
-        send: Callable[[CheckpointNote], object],
-        check: Callable[[], None],
-        progress: Callable[[], None],
-        saves: Callable[[], object],
+        timetable: SaveSchedule,
     ) -> None:
         self._job = config.job
         self._state = state
-        self._timetable = timetable
-        self._clock_s = clock_s
+        self._hooks = hooks
         self._seat = seat
-        self._write = write
-        self._send = send
-        self._check = check
-        self._progress = progress
-        self._saves = saves
-        self._client = KeeperClient(config.socket, check=check)
+        self._timetable = timetable
+        self._client = KeeperClient(config.socket, check=hooks.check)
         self._saving = Saving(
-            write=write, send=self._note, clock_s=time.perf_counter, name_of=name_of
+            write=hooks.write, send=self._note, clock_s=time.perf_counter, name_of=name_of
         )
         self._said = ""  # the last error, which is not shown to people repeatedly
         self._worker = BackgroundWorker()
@@ -130,15 +119,15 @@ class MemoryCheckpointer:
         self._report(generation)
         if not asked or layout.replica_of(rank):
             return
-        began_s = self._clock_s()
+        began_s = self._hooks.clock_s()
         shard, shards = layout.shard_of(rank), layout.shards
         part: dict[str, Any] = {"place": PLACE, "shard": shard, "shards": shards}
-        self._saves()
+        self._hooks.saves()
         self._saving.begin(step, **part)
         self.settle()
         self._report(generation)
         self._begin(Key(generation=generation, step=step, shard=shard, shards=shards), part)
-        self._timetable.saved(began_s, self._clock_s() - began_s)
+        self._timetable.saved(began_s, self._hooks.clock_s() - began_s)
 
     def _begin(self, key: Key, part: dict[str, Any]) -> None:
         """Copy the state of the step just committed, and have it kept by another thread."""
@@ -153,7 +142,7 @@ class MemoryCheckpointer:
             self._saving.report(SaveOutcome(step=key.step, error=why, more=part))
             return
         with torch.no_grad():
-            copies = copy_into(buffer.memory, chunks, offsets, self._progress)
+            copies = copy_into(buffer.memory, chunks, offsets, self._hooks.progress)
             await_copies(chunks)
         scalars = self._state.scalars()
         blocked_s = time.perf_counter() - began_s
@@ -210,8 +199,8 @@ class MemoryCheckpointer:
         """
 
         def look() -> None:
-            self._check()
-            self._progress()
+            self._hooks.check()
+            self._hooks.progress()
 
         return self._worker.wait(limit_s, look=look)
 
@@ -227,7 +216,7 @@ class MemoryCheckpointer:
             return
         said, self._said = self._said, note.error[:40]
         if self._said not in ("", said):
-            self._send(note)
+            self._hooks.send(note)
 
     # ---- restores
 
@@ -246,7 +235,7 @@ class MemoryCheckpointer:
 
     def refused(self, candidate: Candidate, reason: str, *, name: str = "") -> None:
         """Report one that could not be used."""
-        self._write(
+        self._hooks.write(
             Kind.CHECKPOINT_REFUSED,
             step=candidate.step,
             checkpoint=name or candidate.name,
@@ -272,7 +261,7 @@ class MemoryCheckpointer:
                         shards=shards,
                     )
                     header, fd = self._client.fetch(
-                        key, connect_s=CONNECT_S, progress=self._progress
+                        key, connect_s=CONNECT_S, progress=self._hooks.progress
                     )
                     stack.callback(os.close, fd)
                     part = CheckpointPart(
@@ -293,7 +282,7 @@ class MemoryCheckpointer:
                 candidate.name,
                 manifest,
                 lambda file: lambda where: paths[file],
-                self._progress,
+                self._hooks.progress,
             )
 
     def distrust(self, step: int, before: int) -> bool:
@@ -303,12 +292,12 @@ class MemoryCheckpointer:
         try:
             gone = self._client.forget(step, before, connect_s=CONNECT_S)
         except KeeperError as error:
-            self._write(
+            self._hooks.write(
                 Kind.CHECKPOINT_KEPT, checkpoint=PLACE, error=first_line(error), place=PLACE
             )
             return False
         for released in sorted({key.step for key in gone}):
-            self._write(
+            self._hooks.write(
                 Kind.CHECKPOINT_DELETED, step=released, checkpoint=name_of(released), place=PLACE
             )
         return True
@@ -333,7 +322,7 @@ class MemoryCheckpointer:
             # a keeper that has ended released its buffers without a message
             while len(self._buffers) >= MAX_BUFFERS:
                 self._buffers.pop(min(self._buffers)).release()
-            buffer = self._free.pop() if self._free else self._make(self._progress)
+            buffer = self._free.pop() if self._free else self._make(self._hooks.progress)
             self._buffers[buffer.number] = buffer
             return buffer
 

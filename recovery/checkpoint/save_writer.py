@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,7 @@ from trainchaos.recovery.checkpoint.files.checkpoints import Disk, Hand
 from trainchaos.recovery.checkpoint.files.custody import agreement
 from trainchaos.recovery.checkpoint.files.fence import CheckpointFence
 from trainchaos.recovery.checkpoint.files.retention import prune
-from trainchaos.recovery.checkpoint.files.saving import SaveOutcome, Saving
+from trainchaos.recovery.checkpoint.files.saving import RankHooks, SaveOutcome, Saving
 from trainchaos.recovery.checkpoint.saves import Content, SaveOrder
 from trainchaos.recovery.collectives.group import GenerationLost
 from trainchaos.recovery.policy.interval import SaveSchedule
@@ -29,39 +29,30 @@ END_S = 60.0  # longest wait for a sign of life of a save that is under way
 
 
 class SaveWriter:
-    """One save at a time. Used by the training thread; arguments as for ``Checkpointer``.
-
-    ``since``: the step from which this generation continued (-1: unknown).
+    """One save at a time. Used by the training thread. ``disk``: the disk's answers; ``timetable``:
+    learns how long saves hold training up; ``since``: the step from which this generation continued
+    (-1: unknown).
     """
 
     def __init__(
         self,
         config: JobConfig,
         state: TrainState,
-        directory: Path,
-        fence: CheckpointFence,
-        *,
+        hooks: RankHooks,
         saving: Saving,
+        fence: CheckpointFence,
         disk: Disk,
         timetable: SaveSchedule,
-        check: Callable[[], None],
-        progress: Callable[[], None],
-        agreed: Callable[[], int],
-        clock_s: Callable[[], float],
     ) -> None:
         self.since = -1
         self.background = BackgroundWorker()
         self._config = config
         self._state = state
-        self._directory = directory
-        self._fence = fence
+        self._hooks = hooks
         self._saving = saving
+        self._fence = fence
         self._disk = disk
         self._timetable = timetable
-        self._check = check
-        self._progress = progress
-        self._agreed = agreed
-        self._clock_s = clock_s
         self._snapshot = Snapshot()
         self._given_up = threading.Event()  # the save under way
         self._placed = threading.Event()  # the save under way has its name
@@ -81,25 +72,25 @@ class SaveWriter:
         content, blocked_s = saves.content_of(self._state, rank, writers), None
         if later:
             try:
-                copies = self._snapshot.take(content.chunks, self._progress)
+                copies = self._snapshot.take(content.chunks, self._hooks.progress)
             except (OSError, MemoryError, RuntimeError) as error:
                 why = f"no copy of the state: {checkpoints.first_line(error)}"
                 self._not_saved(order, step, began_s, why)
                 return
             content = replace(content, chunks=copies)
-            blocked_s = self._clock_s() - began_s
+            blocked_s = self._hooks.clock_s() - began_s
         self.background.start(partial(self._write_out, order, content, began_s, blocked_s))
         if not later:
             self._await()
-        self._timetable.saved(began_s, self._clock_s() - began_s)
+        self._timetable.saved(began_s, self._hooks.clock_s() - began_s)
 
     def _await(self) -> None:
         """Wait for a save of live tensors, which has ended even when the generation is lost."""
         try:
-            self.background.wait(math.inf, self._progress, self._check)
+            self.background.wait(math.inf, self._hooks.progress, self._hooks.check)
         except GenerationLost:
             self._given_up.set()
-            self.background.wait(math.inf, self._progress)
+            self.background.wait(math.inf, self._hooks.progress)
             outcome = self.background.take()
             if outcome is not None and outcome.bytes is not None:
                 self._saving.report(outcome)
@@ -126,7 +117,7 @@ class SaveWriter:
             check()
 
         return SaveOrder(
-            directory=self._directory,
+            directory=self._fence.directory,
             generation=generation,
             writer=rank,
             writers=writers,
@@ -143,7 +134,7 @@ class SaveWriter:
         """The rank that commits reports a failed save; the others report to that rank."""
         if order.writer:
             saves.give_up(order, step, why)
-        seconds, whole = self._clock_s() - began_s, order.writer == 0
+        seconds, whole = self._hooks.clock_s() - began_s, order.writer == 0
         self._saving.report(SaveOutcome(step=step, whole=whole, seconds=seconds, error=why))
 
     def _write_out(
@@ -164,10 +155,13 @@ class SaveWriter:
         self._written.add(checkpoints.name_of(content.step))
         config = self._config
         agreed = agreement(
-            self._agreed(), every=config.verify_every, world=config.world, shards=config.shards
+            self._hooks.agreed(),
+            every=config.verify_every,
+            world=config.world,
+            shards=config.shards,
         )
         done = prune(
-            self._directory,
+            self._fence.directory,
             config.checkpoint_keep,
             agreed=agreed,
             recorded=self._written,
@@ -180,10 +174,10 @@ class SaveWriter:
         """For what the training thread changes itself."""
 
         def disk(what: str, path: Path) -> None:
-            self._progress()  # a slow disk is no hang
+            self._hooks.progress()  # a slow disk is no hang
             self._on_disk(what, path)
 
-        return Hand(disk=disk, guard=self._fence.held, progress=self._progress)
+        return Hand(disk=disk, guard=self._fence.held, progress=self._hooks.progress)
 
     def _on_disk(self, what: str, path: Path) -> None:
         self.background.moved()
@@ -211,7 +205,7 @@ class SaveWriter:
         """Wait for the save under way, and give it up when it shows no sign of life for
         too long.
         """
-        if not self.background.wait(END_S, self._progress):
+        if not self.background.wait(END_S, self._hooks.progress):
             self._given_up.set()
         self.report()
 

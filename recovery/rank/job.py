@@ -27,6 +27,7 @@ from torch.utils.data import Dataset
 
 from trainchaos.chaos.events.log import EventWriter, Kind
 from trainchaos.recovery.checkpoint.checkpointer import Checkpointer
+from trainchaos.recovery.checkpoint.files.saving import RankHooks
 from trainchaos.recovery.collectives import nccl
 from trainchaos.recovery.collectives.dialing import Address
 from trainchaos.recovery.collectives.group import GenerationLost
@@ -155,9 +156,7 @@ class Job:
         self.live = live_of(self)
         self.reducer.check = self.check
         self.reducer.reached = lambda: self.current.half_way()
-        self.checkpoints = Checkpointer(
-            self.config,
-            self.state,
+        hooks = RankHooks(
             write=self.write,
             send=self.agent.channel.send,
             check=self.check,
@@ -166,6 +165,7 @@ class Job:
             agreed=lambda: self.agent.heard.agreed,
             saves=lambda: self.marks.enter(progress_counters.CHECKPOINT),
         )
+        self.checkpoints = Checkpointer(self.config, self.state, hooks)
         self.clip_norm = clip_norm
         self.loss_of = loss_of or self.loss_of
         guard_scaling()

@@ -157,8 +157,7 @@ class SimSaves:
         ranks that save, by rank; if all ranks hold the same, rank 0's is the whole state.
         """
         config = self._job.config
-        write = partial(self._write, step, parts)
-        outcome = self._saving.attempt(step, write, since_s=since_s)
+        outcome = self._saving.attempt(step, partial(self._write, step, parts), since_s=since_s)
         self._saving.report(outcome)
         if outcome.bytes is None:
             return False

@@ -54,7 +54,7 @@ class CheckpointFence:
     """
 
     def __init__(self, directory: Path, job: str) -> None:
-        self._directory = directory
+        self.directory = directory
         self._job = job
         self._mine: WriteRight | None = None
         self._changed = threading.Condition()
@@ -68,7 +68,7 @@ class CheckpointFence:
 
     def take(self, generation: int) -> None:
         """Become the writer. Raises Fenced when a newer writer exists, and OSError."""
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(parents=True, exist_ok=True)
         with self._locked(patient=False):
             now = self._read()
             self._refuse_if_past(now, generation)
@@ -93,7 +93,7 @@ class CheckpointFence:
         mine = self._mine
         if takes:
             with suppress(OSError):
-                self._directory.mkdir(exist_ok=True)
+                self.directory.mkdir(exist_ok=True)
         if mine is not None and mine.generation >= generation:
             self._check()
         elif self.suspended:
@@ -105,7 +105,7 @@ class CheckpointFence:
             self._refuse_if_past(now, generation)
             if now is None or now.generation != generation or now.job != self._job:
                 raise OSError(
-                    f"rank 0 of generation {generation} has not taken {self._directory / FENCE}"
+                    f"rank 0 of generation {generation} has not taken {self.directory / FENCE}"
                 )
             self._have(now)
         return self.epoch or 0
@@ -180,18 +180,18 @@ class CheckpointFence:
     def _refusal(self, now: WriteRight, generation: int) -> Fenced:
         who = "another job" if now.job != self._job else f"generation {now.generation}"
         return Fenced(
-            f"{who} writes checkpoints in {self._directory} now, generation {generation} may not",
+            f"{who} writes checkpoints in {self.directory} now, generation {generation} may not",
             hint="give each job a checkpoint directory of its own, or end the one that is over",
         )
 
     def _newest_epoch(self) -> int:
-        origins = map(checkpoints.origin_of, checkpoints.newest_first(self._directory))
+        origins = map(checkpoints.origin_of, checkpoints.newest_first(self.directory))
         return max((origin.epoch for origin in origins if origin is not None), default=0)
 
     def _read(self) -> WriteRight | None:
         """None: the file is missing, or is not a fence file."""
         try:
-            return msgspec.json.decode((self._directory / FENCE).read_bytes(), type=WriteRight)
+            return msgspec.json.decode((self.directory / FENCE).read_bytes(), type=WriteRight)
         except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
             return None
 
@@ -199,10 +199,10 @@ class CheckpointFence:
         """Write the file whole or not at all. It is not synced: after a loss of power no older
         writer is left.
         """
-        hidden = self._directory / f".fence-{os.getpid()}-{threading.get_ident()}"
+        hidden = self.directory / f".fence-{os.getpid()}-{threading.get_ident()}"
         try:
             hidden.write_bytes(msgspec.json.encode(right))
-            hidden.rename(self._directory / FENCE)
+            hidden.rename(self.directory / FENCE)
         finally:
             hidden.unlink(missing_ok=True)
 
@@ -211,7 +211,7 @@ class CheckpointFence:
         """``patient``: raise TimeoutError when another process holds the lock for LOCK_LIMIT_S;
         else continue without it, since such a process has stalled and has to be fenced.
         """
-        fd = os.open(self._directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         deadline_s = time.monotonic() + LOCK_LIMIT_S
         try:
             while True:
@@ -223,7 +223,7 @@ class CheckpointFence:
                         if not patient:
                             break
                         raise TimeoutError(
-                            f"{self._directory / LOCK} is held by somebody else"
+                            f"{self.directory / LOCK} is held by somebody else"
                         ) from None
                     time.sleep(LOOK_S)
                 except OSError:

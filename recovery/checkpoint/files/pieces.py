@@ -131,7 +131,6 @@ def check(
     path_of: Callable[[str], Path],
     use: Use | None = None,
     *,
-    threads: int | None = None,
     progress: Progress = quiet,
 ) -> None:
     """Read pieces of the file ``name``, compare each with its checksum, and hand it to ``use``.
@@ -143,7 +142,7 @@ def check(
     those that read later ones. Raises CorruptCheckpoint, and whatever ``use`` and ``progress``
     raise.
     """
-    count = min(threads or workers(), len(pieces))
+    count = min(workers(), len(pieces))
     if not count:
         return
     errors: dict[int, BaseException] = {}

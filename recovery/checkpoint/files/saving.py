@@ -6,6 +6,7 @@ is given up for a missing one.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,14 @@ from typing import Any, Literal, Protocol
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.checkpoint.files import checkpoints
-from trainchaos.recovery.checkpoint.files.checkpoints import FREE, Checkpoint, Hand, first_line
+from trainchaos.recovery.checkpoint.files.checkpoints import (
+    FREE,
+    Checkpoint,
+    Hand,
+    Progress,
+    first_line,
+    quiet,
+)
 from trainchaos.recovery.checkpoint.files.retention import Cleared, prune, set_aside
 from trainchaos.recovery.transport.wire import CheckpointNote
 
@@ -24,6 +32,26 @@ class WriteRankEvent(Protocol):
     """Writes an event of the rank that saves."""
 
     def __call__(self, kind: Kind, /, **data: Any) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankHooks:
+    """What checkpoints have to do with the rest of their rank. ``send``: to the supervisor;
+    ``check`` raises GenerationLost once the generation is aborted; ``progress``: called while a
+    save or restore goes on, so that it is not taken for a hang; ``entered``: called with the step
+    and whether this rank writes, when a save begins; ``saves``: called before anything is done for
+    a save, in memory or on disk; ``agreed``: the last step at which the replicas are known to have
+    been the same (-1: not known); ``clock_s``: seconds, of any origin.
+    """
+
+    write: WriteRankEvent
+    send: Callable[[Any], object]
+    check: Progress = quiet
+    progress: Progress = quiet
+    entered: Callable[[int, bool], None] = lambda step, writes: None
+    saves: Callable[[], object] = quiet
+    agreed: Callable[[], int] = lambda: -1
+    clock_s: Callable[[], float] = time.perf_counter
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,11 +54,11 @@ class KeeperClient:
         self._line = Line(self._connect, check)
         self._lock = threading.Lock()
 
-    def offer(self, header: Header, fd: int, *, connect_s: float = 0.0) -> Kept:
+    def offer(self, header: Header, fd: int) -> Kept:
         """Have a part kept, and copied to another node if there is one. Raises KeeperError."""
         # The keeper's own limits end a copy; this limit is only for a keeper that is stuck itself.
         limit_s = LIST_LIMIT_S + 2 * transfer_limit_s(header.bytes)
-        return self._ask(Offer(header=header), Kept, limit_s, connect_s, [fd])[0]
+        return self._ask(Offer(header=header), Kept, limit_s, 0.0, [fd])[0]
 
     def listing(self, *, connect_s: float) -> Held:
         """What all reachable keepers hold. Raises KeeperError."""

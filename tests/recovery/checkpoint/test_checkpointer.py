@@ -5,7 +5,7 @@ generation in one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.checkpoint import save_writer as module
 from trainchaos.recovery.checkpoint.checkpointer import Checkpointer
 from trainchaos.recovery.checkpoint.files import checkpoints
+from trainchaos.recovery.checkpoint.files.saving import RankHooks
 from trainchaos.recovery.collectives.group import GenerationLost
 from trainchaos.recovery.policy.interval import Wanted
 from trainchaos.recovery.policy.jobconfig import JobConfig
@@ -51,6 +52,7 @@ class Rank:
         self.touched = 0
         self.agreed = -1
         self.aborted = False
+        self.saves: Callable[[], object] = lambda: None
         torch.manual_seed(3)
         model = nn.Linear(200, 100)
         self.state = TrainState(
@@ -70,13 +72,15 @@ class Rank:
         self.saver = Checkpointer(
             JobConfig(**(values | config)),
             self.state,
-            write=self._write,
-            send=self.notes.append,
-            check=self._check,
-            progress=self._touch,
-            entered=lambda step, saves: None,
-            agreed=lambda: self.agreed,
-            clock_s=lambda: self.now_s,
+            RankHooks(
+                write=self._write,
+                send=self.notes.append,
+                check=self._check,
+                progress=self._touch,
+                saves=lambda: self.saves(),
+                agreed=lambda: self.agreed,
+                clock_s=lambda: self.now_s,
+            ),
         )
 
     def _write(self, kind: Kind, /, **data: Any) -> None:

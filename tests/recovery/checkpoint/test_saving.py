@@ -507,7 +507,10 @@ def test_a_tensor_the_manifest_has_only_half_of_is_refused(tmp_path: Path) -> No
 # ---- pieces
 
 
-def test_pieces_are_read_by_several_threads_and_the_first_error_ends_all(tmp_path: Path) -> None:
+def test_pieces_are_read_by_several_threads_and_the_first_error_ends_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "workers", lambda: 2)
     path = tmp_path / "data"
     path.write_bytes(bytes(range(256)) * 4096)
     stream = pieces.of_file(path)
@@ -522,12 +525,12 @@ def test_pieces_are_read_by_several_threads_and_the_first_error_ends_all(tmp_pat
             gate.wait()  # only two threads at once come past here
         assert pieces.checksum(data) == stream[number].sum
 
-    pieces.check(stream, "data", lambda where: path, use, threads=2)
+    pieces.check(stream, "data", lambda where: path, use)
     assert seen == set(range(len(stream)))
     assert len(names) == 2
     broken = [piece._replace(sum="0" * 32) for piece in stream]
     with pytest.raises(CorruptCheckpoint, match="in bytes"):
-        pieces.check(broken, "data", lambda where: path, use, threads=2)
+        pieces.check(broken, "data", lambda where: path, use)
 
 
 @settings(max_examples=settings().max_examples * 2, deadline=None)

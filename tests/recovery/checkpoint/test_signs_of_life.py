@@ -233,7 +233,7 @@ def test_a_wait_for_the_save_before_belongs_to_the_checkpoint(tmp_path: Path, ga
     phases: list[bool] = []
     rank = Rank(tmp_path, saves={"mode": "async"})
     rank.saver.disk = gate
-    rank.saver._saves = lambda: (
+    rank.saves = lambda: (
         phases.append(rank.saver._writer.background.busy),
         gate.opened.set() if len(phases) > 1 else None,
     )
@@ -276,9 +276,7 @@ def test_a_memory_checkpoint_is_made_in_the_checkpoint_phase(tmp_path: Path, kee
     said: list[int] = []
     memory = InMemory(every=2, socket=keeper, job="job")
     rank = Rank(tmp_path, memory=memory, checkpoint_every=100)
-    saves = rank.saver._memory
-    assert saves is not None
-    saves._saves = lambda: said.append(
+    rank.saves = lambda: said.append(
         len([1 for kind, _ in rank.events if kind is Kind.CHECKPOINT_SAVING])
     )
     rank.run(4)

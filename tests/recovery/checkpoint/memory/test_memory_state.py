@@ -20,6 +20,7 @@ from trainchaos.recovery.checkpoint import memory_checkpointer, restore
 from trainchaos.recovery.checkpoint.chunks import Chunk, chunks_of
 from trainchaos.recovery.checkpoint.files import pieces
 from trainchaos.recovery.checkpoint.files.pieces import CorruptCheckpoint
+from trainchaos.recovery.checkpoint.files.saving import RankHooks
 from trainchaos.recovery.checkpoint.memory.keeper import Keeper, KeeperConfig
 from trainchaos.recovery.checkpoint.memory_checkpointer import MAX_BUFFERS, MemoryCheckpointer
 from trainchaos.recovery.checkpoint.restore import Candidate, CheckpointMismatch, restore_first
@@ -83,13 +84,9 @@ class Rank:
         self.memory = MemoryCheckpointer(
             InMemory(socket=name, job="job", every=1),
             state,
+            RankHooks(write=self._write, send=self.notes.append, check=check, progress=progress),
             timetable=SaveSchedule(1, mtbf_s=None, now_s=0.0),
             seat=seat,
-            write=self._write,
-            send=self.notes.append,
-            check=check,
-            progress=progress,
-            saves=quiet,
         )
 
     def _write(self, kind: Kind, /, **data: Any) -> None:

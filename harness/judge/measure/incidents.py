@@ -66,8 +66,9 @@ def recovery_of(history: History, failure: Event, acting_until_ns: int = 0) -> R
     first = min(new, key=lambda run: run.committed_ns or 0, default=None)
     if history.info.observed and first is not None:
         ended = ended_ns(history, failure)
-        found = lasting(history, number, mark, acting_until_ns=acting_until_ns, ended_ns=ended)
-        first, mark = found.first, found.high_water
+        first, mark = lasting(
+            history, number, mark, acting_until_ns=acting_until_ns, ended_ns=ended
+        )
     answered = [g for g in later if first is None or g.number <= first.generation]
     return Recovery(
         high_water=mark,

@@ -107,22 +107,13 @@ CRAWL = 5.0
 RATED = 10
 
 
-@dataclass(frozen=True, kw_only=True)
-class SustainedRecovery:
-    """``first``: the step that began the recovery, None: there was no recovery; ``high_water``: the
-    highest step before it.
-    """
-
-    first: StepRun | None
-    high_water: int
-
-
 def lasting(
     history: History, number: int, mark: int, *, acting_until_ns: int, ended_ns: int | None
-) -> SustainedRecovery:
-    """The recovery from a failure of generation ``number``, before which ``mark`` was the highest
-    step. ``acting_until_ns``: until when the fault acts; ``ended_ns``: when the command or a
-    survivor failed for the same reason, if it did.
+) -> tuple[StepRun | None, int]:
+    """The step that began the recovery from a failure of generation ``number``, before which
+    ``mark`` was the highest step, None: there was no recovery; and the highest step before it.
+    ``acting_until_ns``: until when the fault acts; ``ended_ns``: when the command or a survivor
+    failed for the same reason, if it did.
     """
     later = sorted((run for run in history.runs if run.generation > number), key=_order)
     before = [run.seconds for run in history.runs if run.generation <= number]
@@ -142,9 +133,9 @@ def lasting(
         if trouble is None and ended_ns is not None and _order(run)[0] < ended_ns:
             trouble = ended_ns
         if trouble is None:
-            return SustainedRecovery(first=run, high_water=mark)
+            return run, mark
         mark = max(mark, *(one.step for one in later if _order(one)[0] <= trouble))
-    return SustainedRecovery(first=None, high_water=mark)
+    return None, mark
 
 
 def _order(run: StepRun) -> tuple[int, int]:

@@ -14,7 +14,6 @@ from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.incident import PHASE_NAMES
 from trainchaos.harness.judge.measure.measure import (
     METRICS,
-    account,
     measure,
     summarise,
 )
@@ -46,27 +45,6 @@ def test_goodput_and_badput_make_the_wall_time(name: str) -> None:
     assert all(seconds >= 0 for seconds in split.badput.values())
     assert split.useful_s + sum(split.badput.values()) == pytest.approx(split.wall_s, rel=1e-9)
     assert split.residual_s == pytest.approx(0, abs=1e-9)
-
-
-def test_checkpoint_restart_by_hand() -> None:
-    found = measure(arms.restart().log(), control("checkpoint-restart").log())
-    (incident,) = found.incidents
-    assert (incident.steps_lost, incident.restored_step, incident.first_new_step) == (6, 20, 27)
-    redo = next(span for span in incident.phases if span.name == "redo")
-    assert redo.seconds == pytest.approx(6 * 0.05, abs=2e-3)
-    # six steps done for nothing, and 22 ms of the seventh
-    assert found.partition.badput["recomputation"] == pytest.approx(
-        6 * 0.05 + 0.022 + 0.02, abs=1e-3
-    )
-    assert found.values["checkpoint_stall"] == pytest.approx([0.02] * 3, abs=1e-3)
-
-
-def test_goodput_follows_the_control_arms_step_time() -> None:
-    script = arms.hot_spare()
-    slow, fast = (control("hot-spare", spares=1, step_ms=ms).log() for ms in (50, 25))
-    assert measure(script.log(), fast).partition.useful_s == pytest.approx(
-        measure(script.log(), slow).partition.useful_s / 2, rel=0.01
-    )
 
 
 def test_a_run_faster_than_its_control_earns_only_the_time_it_took() -> None:
@@ -228,21 +206,6 @@ def test_two_faults_at_once_keep_their_own_failures() -> None:
         ("a", "w2"),
         ("b", "w1"),
     ]
-
-
-def test_accounting_by_hand() -> None:
-    script = arms.hot_spare()
-    for line in script.find(Kind.BATCH_TAKEN, step=30, actor="w0"):
-        line.data["samples"] = line.data["samples"][:-1]
-    found = account(history_of(script.log()))
-    assert (found.lost, found.duplicated, found.unexpected) == (1, 0, 0)
-
-
-def test_batches_that_do_not_divide_among_the_survivors() -> None:
-    history = history_of(arms.drop_replica().log())
-    sizes = [len(event.data["samples"]) for event in history.lineage[30].batches]
-    assert sizes == [6, 5, 5]
-    assert account(history).lost == 0
 
 
 def test_infinity_survives_a_summary() -> None:

@@ -76,34 +76,6 @@ def test_quantiles_are_of_arms_and_need_enough_of_them() -> None:
 # --- whole again
 
 
-def test_a_spare_that_is_used_up_is_never_there_again() -> None:
-    """Nobody starts another one: the job recovers, and the next failure finds no spare."""
-    found = measure(arms.hot_spare().log(), control("hot-spare", spares=1).log())
-    assert found.incidents[0].outcome == "recovered"
-    assert found.values["time_to_redundancy"] == [math.inf]
-
-
-@pytest.mark.parametrize("strategy", ["checkpoint-restart", "drop-replica", "hot-spare"])
-def test_a_job_is_whole_when_all_of_it_trains_again(strategy: str, memory: Path) -> None:
-    kill = {"id": "kill", "kind": "process-kill", "target": {"rank": 2}, "at": {"step": 27}}
-    found = measure(play(cell_of(strategy, [kill]), memory, seed=3).log, None)
-    (whole,), (recovery,) = found.values["time_to_redundancy"], found.values["recovery_time"]
-    injected = found.episodes[0].injected
-    assert injected is not None and math.isfinite(whole)
-    full = next(
-        generation
-        for generation in found.history.worked
-        if generation.world == found.history.info.ranks and generation.started_ns > injected.time_ns
-    )
-    assert whole >= ((full.ready_ns or 0) - injected.time_ns) / 1e9
-    if strategy == "drop-replica":
-        assert whole > recovery, "it goes on smaller first"
-    assert found.incidents[0].time_to_redundancy == whole
-    assert found.incidents[0].time_to_full_rate == next(
-        iter(found.values["time_to_full_rate"]), None
-    )
-
-
 def test_what_takes_nobody_away_has_nothing_to_restore(memory: Path) -> None:
     slow = {
         "id": "slow",

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trainchaos.recovery.checkpoint.saves.chunks import OWN
 from trainchaos.recovery.collectives import peer
-from trainchaos.recovery.collectives.circle import Circle
+from trainchaos.recovery.collectives.group import Circle
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.state.digest import bytes_of
 from trainchaos.recovery.state.state import TrainState

@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from trainchaos.recovery.collectives.circle import Circle
+from trainchaos.recovery.collectives.group import Circle
 from trainchaos.recovery.policy.jobconfig import COLLECTIVE_TIMEOUT_S
 
 _LAST_RESORT = timedelta(seconds=COLLECTIVE_TIMEOUT_S)

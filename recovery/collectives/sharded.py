@@ -19,8 +19,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainchaos.recovery.collectives.group import Circle, GenerationLost, Group
-from trainchaos.recovery.collectives.reduce import Buckets
-from trainchaos.recovery.collectives.reducer import NOTHING, Asks, Reduced, heard
+from trainchaos.recovery.collectives.reduce import (
+    NOTHING,
+    Asks,
+    Reduced,
+    Reducer,
+    heard,
+)
 from trainchaos.recovery.collectives.sharding import reset
 from trainchaos.recovery.state.cell import Cell
 from trainchaos.recovery.state.finite import Amount, NonFiniteCheck
@@ -38,8 +43,8 @@ class Tied(Protocol):
         """Sum their gradients over the stages. Raises GenerationLost."""
 
 
-class ShardedReducer(Buckets):
-    """A ``Reducer`` and the model's ``ShardExchange``. ``waiting``: called before (True) and after
+class ShardedReducer(Reducer):
+    """It is the model's ``ShardExchange`` too. ``waiting``: called before (True) and after
     (False) each collective in the midst of a pass.
     """
 
@@ -164,13 +169,6 @@ class ShardedReducer(Buckets):
         self._underway = False
         return self._complete
 
-    def agree(self, yes: bool) -> bool:
-        """Whether all ranks say yes. Raises GenerationLost."""
-        everyone = self._joined().everyone
-        said = torch.tensor([float(yes)], device=self._buckets[0].flat.device)
-        everyone.wait(everyone.start_all_reduce(said, dist.ReduceOp.MIN))
-        return bool(everyone.read(said)[0])
-
     def _last_word(self, rank: int, values: list[Amount], bad: Amount) -> list[float]:
         group = self._joined()
         flat = self._buckets[0].flat
@@ -179,7 +177,7 @@ class ShardedReducer(Buckets):
             word[_SQUARES] = self._squares()
         for place, value in enumerate(values, start=_LOSS):
             word[place] = value
-        word[_FLAGS + rank] = self._with_start(bad)
+        word[_FLAGS + rank] = bad + self._started
         # A rank that completes this collective knows that all have come this far. One that does not
         # may have missed a step that others apply, and holds all that is needed to follow.
         self._complete = True

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from trainchaos.recovery.collectives import peer
-from trainchaos.recovery.collectives.circle import Circle, GenerationLost
+from trainchaos.recovery.collectives.group import Circle, GenerationLost
 from trainchaos.recovery.state.digest import own_memory
 from trainchaos.recovery.state.optimizer_state import Slots
 from trainchaos.recovery.state.parts import local

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from trainchaos.chaos.events.log import Kind
-from trainchaos.recovery.collectives.circle import GenerationLost
+from trainchaos.recovery.collectives.lost import GenerationLost
 
 LIMIT_S = 3600.0
 LONGEST = 200  # characters kept of the description

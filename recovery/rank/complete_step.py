@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.collectives.group import GenerationLost, Group
-from trainchaos.recovery.collectives.reducer import Reduced
+from trainchaos.recovery.collectives.reduce import Reduced
 from trainchaos.recovery.policy.interval import Wanted, compared, counts
 from trainchaos.recovery.state.fingerprint import fingerprint
 from trainchaos.recovery.transport import progress_counters

@@ -8,26 +8,18 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from trainchaos.recovery.collectives.group import GenerationLost
-from trainchaos.recovery.collectives.reducer import Reducer
+from trainchaos.recovery.collectives.reduce import Reducer
 from trainchaos.recovery.data.order import blamed_share
 from trainchaos.recovery.transport.wire import MOST_BLAMED
 
 if TYPE_CHECKING:
     from trainchaos.recovery.rank.job import Job
     from trainchaos.recovery.rank.step import Step
-
-
-@runtime_checkable
-class AgreeingReducer(Protocol):
-    """A reducer whose ranks agree on what to compute together."""
-
-    def agree(self, yes: bool) -> bool:
-        """Whether all ranks pass true. Raises GenerationLost."""
 
 
 LossOf = Callable[[list[int]], Tensor]
@@ -102,7 +94,7 @@ def samples_to_blame(job: Job, step: Step, blamed: tuple[int, ...]) -> list[int]
     others = [sample for sample in job.due(step.number) if sample not in suspected]
     # A rank with a part of the model computes nothing alone: all ranks compute, and each reports
     # its own samples.
-    agree = sharded.agree if isinstance(sharded, AgreeingReducer) else None
+    agree = sharded.agree if sharded is not None else None
     try:
         with _statistics_stand_still(job.state.model):
             found = spoilt_samples(alone, job.reducer, suspects, others, prepare, agree)

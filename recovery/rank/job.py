@@ -31,7 +31,7 @@ from trainchaos.recovery.collectives import nccl
 from trainchaos.recovery.collectives.dialing import Address
 from trainchaos.recovery.collectives.group import GenerationLost
 from trainchaos.recovery.collectives.nccl import recorder
-from trainchaos.recovery.collectives.reducer import Reducer
+from trainchaos.recovery.collectives.reduce import Reducer
 from trainchaos.recovery.data import order
 from trainchaos.recovery.data.loader import LIMIT_S as LOADER_LIMIT_S
 from trainchaos.recovery.data.loader import Loader

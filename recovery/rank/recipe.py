@@ -16,12 +16,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from trainchaos.recovery.collectives.circle import require_no_group
 from trainchaos.recovery.collectives.elastic import ElasticReducer
 from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups
 from trainchaos.recovery.collectives.lasting.tied import TiedParameters
 from trainchaos.recovery.collectives.lasting.traffic import Traffic
 from trainchaos.recovery.collectives.lasting.wrapper import let_job_reduce, wrappers_in
+from trainchaos.recovery.collectives.lost import require_no_group
 from trainchaos.recovery.collectives.reduce import GradientReducer
 from trainchaos.recovery.policy.jobconfig import JobConfig
 from trainchaos.recovery.policy.layout import Layout

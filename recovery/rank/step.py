@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from trainchaos.recovery.collectives.circle import lost_in
-from trainchaos.recovery.collectives.reducer import Asks, Reduced
+from trainchaos.recovery.collectives.lost import lost_in
+from trainchaos.recovery.collectives.reduce import Asks, Reduced
 from trainchaos.recovery.data.order import MicroBatch
 from trainchaos.recovery.policy.interval import Wanted
 from trainchaos.recovery.rank.busy import BusyBlocks

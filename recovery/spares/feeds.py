@@ -15,7 +15,7 @@ from typing import Any
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.collectives.buckets import Buffers
-from trainchaos.recovery.collectives.reducer import Reducer
+from trainchaos.recovery.collectives.reduce import Reducer
 from trainchaos.recovery.spares import replay
 from trainchaos.recovery.spares.feed import Feed, Item
 from trainchaos.recovery.spares.hostcopy import Fence, HostCopy

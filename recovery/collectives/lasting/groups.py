@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainchaos.recovery.collectives.circle import Circle, GenerationLost
-from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.collectives.group import Circle, GenerationLost, Group
 from trainchaos.recovery.collectives.lasting.traffic import Traffic
 from trainchaos.recovery.collectives.peer import begin
 

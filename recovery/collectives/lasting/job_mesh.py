@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 
-from trainchaos.recovery.collectives.circle import require_no_group
 from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.collectives.lasting import objects
 from trainchaos.recovery.collectives.lasting.groups import BACKEND, LastingGroup
 from trainchaos.recovery.collectives.lasting.traffic import Traffic
+from trainchaos.recovery.collectives.lost import require_no_group
 from trainchaos.recovery.policy.mesh import DIMS, Mesh
 
 NAMES = ("replicate", *DIMS)

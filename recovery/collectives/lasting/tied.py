@@ -11,8 +11,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from trainchaos.recovery.collectives.circle import Circle
-from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.collectives.group import Circle, Group
 from trainchaos.recovery.collectives.lasting.traffic import Traffic
 from trainchaos.recovery.state.cell import Cell
 from trainchaos.recovery.state.parts import is_part, local

@@ -10,14 +10,14 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from trainchaos.recovery.collectives.circle import Circle
-from trainchaos.recovery.collectives.reduce import Buckets
+from trainchaos.recovery.collectives.group import Circle
+from trainchaos.recovery.collectives.reduce import Reducer
 
 
 class Traffic:
     """``waiting``: called before (True) and after (False) each wait."""
 
-    def __init__(self, reducer: Buckets, waiting: Callable[[bool], None]) -> None:
+    def __init__(self, reducer: Reducer, waiting: Callable[[bool], None]) -> None:
         self._reducer = reducer
         self._waiting = waiting
 

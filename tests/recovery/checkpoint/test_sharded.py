@@ -21,7 +21,7 @@ from trainchaos.recovery.collectives import buckets, sharding
 from trainchaos.recovery.collectives.group import GenerationLost, Group
 from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups
 from trainchaos.recovery.collectives.lasting.traffic import Traffic
-from trainchaos.recovery.collectives.reducer import Reduced
+from trainchaos.recovery.collectives.reduce import Reduced
 from trainchaos.recovery.collectives.sharded import ShardedReducer
 from trainchaos.recovery.collectives.transfer import copy_state
 from trainchaos.recovery.data import order

@@ -27,8 +27,7 @@ from tests.support.open_files import open_files
 from tests.support.ranks import Self, ranks, results
 from tests.support.running import LIMIT_S
 from trainchaos.recovery.collectives import peer, sockets, transfer
-from trainchaos.recovery.collectives.circle import MOST_BEGUN
-from trainchaos.recovery.collectives.group import GenerationLost, Group
+from trainchaos.recovery.collectives.group import MOST_BEGUN, GenerationLost, Group
 from trainchaos.recovery.process.local import start_store
 from trainchaos.recovery.state.state import TrainState
 

@@ -27,8 +27,8 @@ from trainchaos.recovery.checkpoint.saves.background import Snapshot
 from trainchaos.recovery.checkpoint.saves.chunks import chunks_of
 from trainchaos.recovery.checkpoint.together import votes
 from trainchaos.recovery.collectives import buckets
-from trainchaos.recovery.collectives.circle import GenerationLost
 from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.collectives.lost import GenerationLost
 from trainchaos.recovery.collectives.sharded import ShardedReducer
 from trainchaos.recovery.data import order
 from trainchaos.recovery.policy.mesh import Mesh

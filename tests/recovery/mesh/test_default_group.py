@@ -17,10 +17,10 @@ import torch.distributed as dist
 from tests.support.running import supervised
 from trainchaos import recovery
 from trainchaos.chaos.events.log import Kind
-from trainchaos.recovery.collectives.circle import GenerationLost
 from trainchaos.recovery.collectives.lasting import objects
 from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups, is_a_jobs
 from trainchaos.recovery.collectives.lasting.traffic import Traffic
+from trainchaos.recovery.collectives.lost import GenerationLost
 from trainchaos.recovery.policy.mesh import Mesh
 
 STEPS = 12
@@ -29,7 +29,7 @@ LOST_AT = 5
 SCRIPT = f"""
 import json, os, signal, torch, torch.distributed as dist
 from trainchaos import recovery
-from trainchaos.recovery.collectives.circle import GenerationLost
+from trainchaos.recovery.collectives.lost import GenerationLost
 
 job = recovery.join(samples=64, steps={STEPS}, global_batch=6, seed=3)
 torch.manual_seed(job.seed)

@@ -20,11 +20,11 @@ from trainchaos.harness.workloads._transformer import Transformer
 from trainchaos.recovery.checkpoint.saves.chunks import chunks_of
 from trainchaos.recovery.checkpoint.state_io import order_of, restore_newest, write
 from trainchaos.recovery.collectives.buckets import Bucket
-from trainchaos.recovery.collectives.circle import GenerationLost, lost_in
 from trainchaos.recovery.collectives.lasting import groups
 from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups
 from trainchaos.recovery.collectives.lasting.traffic import Traffic
-from trainchaos.recovery.collectives.reducer import Reduced
+from trainchaos.recovery.collectives.lost import GenerationLost, lost_in
+from trainchaos.recovery.collectives.reduce import Reduced
 from trainchaos.recovery.collectives.sharded import ShardedReducer
 from trainchaos.recovery.data import order
 from trainchaos.recovery.policy.layout import Layout

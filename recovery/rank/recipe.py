@@ -26,6 +26,7 @@ from trainchaos.recovery.collectives.reduce import GradientReducer
 from trainchaos.recovery.policy.jobconfig import JobConfig
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.policy.mesh import Mesh
+from trainchaos.recovery.rank.step import StepInProgress
 from trainchaos.recovery.state.called import CalledHook, hook_parts
 from trainchaos.recovery.state.cell import Cell, dims_of, spread_over
 from trainchaos.recovery.state.misuse import serve_backward
@@ -35,7 +36,6 @@ from trainchaos.recovery.state.state import TrainState
 
 if TYPE_CHECKING:
     from trainchaos.recovery.collectives.sharded import ShardedReducer
-    from trainchaos.recovery.rank.step import StepInProgress
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module]

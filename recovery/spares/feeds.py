@@ -20,6 +20,7 @@ from trainchaos.recovery.spares import replay
 from trainchaos.recovery.spares.feed import Feed, Item
 from trainchaos.recovery.spares.hostcopy import Fence, HostCopy
 from trainchaos.recovery.spares.standing import pause_steps
+from trainchaos.recovery.state.fingerprint import sampled_digest
 from trainchaos.recovery.state.state import TrainState
 from trainchaos.recovery.transport import wire
 
@@ -41,16 +42,11 @@ class _Fed:
 
 
 class Feeds:
-    """Used by the training thread, except ``told``. ``sampled``: a digest of some of a state's
-    values; ``write``: logs an event of this rank.
-    """
+    """Used by the training thread, except ``told``. ``write``: logs an event of this rank."""
 
-    def __init__(
-        self, *, lag: int, sampled: Callable[[TrainState], str], write: Callable[..., None]
-    ) -> None:
+    def __init__(self, *, lag: int, write: Callable[..., None]) -> None:
         self.retained: HeldGradients | None = None
         self._lag = lag
-        self._sampled = sampled
         self._write = write
         self._orders: deque[wire.Feed] = deque()
         self._fed: list[_Fed] = []
@@ -143,7 +139,7 @@ class Feeds:
                 return
             fed.feed.close(now=True)
             self._fed.remove(fed)
-        base = (state.step, "" if order.anew else self._sampled(state))
+        base = (state.step, "" if order.anew else sampled_digest(state))
         last = None if order.anew else self._last_item(state)
         self._fed.append(
             _Fed(Feed(order.spare, order.address, lag=self._lag, base=base, last=last))

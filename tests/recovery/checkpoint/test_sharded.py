@@ -27,9 +27,9 @@ from trainchaos.recovery.collectives.transfer import copy_state
 from trainchaos.recovery.data import order
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.policy.mesh import Mesh
-from trainchaos.recovery.rank.complete_step import exchange_totals, figures_of
 from trainchaos.recovery.rank.examine import spoilt_samples
 from trainchaos.recovery.rank.recipe import ModelRecipe
+from trainchaos.recovery.rank.step import exchange_totals, figures_of
 from trainchaos.recovery.state.parts import local
 from trainchaos.recovery.state.registered import Schedule
 from trainchaos.recovery.state.state import TrainState

@@ -33,7 +33,7 @@ from trainchaos.recovery.collectives.sharded import ShardedReducer
 from trainchaos.recovery.data import order
 from trainchaos.recovery.policy.mesh import Mesh
 from trainchaos.recovery.process.local import NCCL_WATCHDOG, rank_environment, start_store
-from trainchaos.recovery.rank.complete_step import exchange_totals
+from trainchaos.recovery.rank.step import exchange_totals
 from trainchaos.recovery.state import digest
 from trainchaos.recovery.state.digest import Digester
 from trainchaos.recovery.state.fingerprint import fingerprint

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from tests.support.fakes.orders import join as order
 from trainchaos.recovery.nodes.coordinator.outbox import Outbox
 from trainchaos.recovery.nodes.link.handshake import Keys
 from trainchaos.recovery.nodes.link.link import Link, Post
@@ -37,15 +38,7 @@ def linked() -> tuple[Link, Link]:
 
 
 def join(rank: int) -> Join:
-    return Join(
-        generation=7,
-        rank=rank,
-        world=1024,
-        store_port=4711,
-        restore=False,
-        timeout_s=60.0,
-        left_out=3,
-    )
+    return order(7, rank=rank, world=1024, store_port=4711, timeout_s=60.0, left_out=3)
 
 
 def test_pieces_of_what_is_left_out_are_counted_as_long_as_they_are() -> None:

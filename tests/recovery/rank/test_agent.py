@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.fakes.orders import join
 from tests.support.running import LIMIT_S, readable
 from trainchaos.recovery.rank.agent import RankAgent
 from trainchaos.recovery.transport.channel import Channel
@@ -18,7 +19,6 @@ from trainchaos.recovery.transport.wire import (
     Digest,
     Extra,
     Inquiry,
-    Join,
     PauseRequest,
     Ready,
     Recall,
@@ -27,14 +27,7 @@ from trainchaos.recovery.transport.wire import (
     Stop,
 )
 
-JOIN = Join(
-    generation=2,
-    rank=0,
-    world=1,
-    store_port=1,
-    restore=False,
-    timeout_s=1.0,
-)
+JOIN = join(2)
 
 
 class FakeGroup:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.recovery.rank.test_job import Rank
+from tests.support.fakes.orders import join
 from tests.support.search.simulate import rank_config
 from trainchaos.chaos.events.log import Event, Kind, read_actor
 from trainchaos.harness.sim.rank.behaviour import Behaviour
@@ -31,7 +32,6 @@ from trainchaos.recovery.transport.wire import (
     Finished,
     Follow,
     Inquiry,
-    Join,
     Joined,
     LeaveOut,
     Message,
@@ -43,12 +43,6 @@ from trainchaos.recovery.transport.wire import (
 )
 
 STEPS = 6
-
-
-def join(generation: int = 1, **more: Any) -> Join:
-    """The order."""
-    about = {"rank": 0, "world": 1, "store_port": 1, "restore": False, "timeout_s": 5.0}
-    return Join(generation=generation, **(about | more))
 
 
 def membership(*messages: object) -> Membership:

@@ -24,7 +24,7 @@ from trainchaos.recovery.spares.feed import Item
 from trainchaos.recovery.spares.feeds import Feeds
 from trainchaos.recovery.spares.follower import Follower
 from trainchaos.recovery.spares.hostcopy import HostCopy
-from trainchaos.recovery.state.fingerprint import fingerprint, sampled_digest
+from trainchaos.recovery.state.fingerprint import fingerprint
 from trainchaos.recovery.state.state import TrainState
 from trainchaos.recovery.transport.wire import Feed
 
@@ -76,12 +76,10 @@ class Pair:
         self.device = device
         self.rank, self.spare = Side(make, device), Side(make, device)
         self.reducer = GradientReducer(self.rank.model, max_world=2, entering=lambda _: None)
-        self.feeds = Feeds(lag=LAG, sampled=sampled_digest, write=self.rank.log.write)
+        self.feeds = Feeds(lag=LAG, write=self.rank.log.write)
         self.follower = Follower(
             self.spare.state,
             host="127.0.0.1",
-            sampled=sampled_digest,
-            fingerprint=fingerprint,
             write=self.spare.log.write,
             changed=lambda: None,
         )

@@ -16,7 +16,7 @@ from trainchaos.recovery.policy.mesh import Mesh
 from trainchaos.recovery.spares import replay
 from trainchaos.recovery.spares.feeds import Feeds
 from trainchaos.recovery.spares.follower import Follower
-from trainchaos.recovery.state.fingerprint import fingerprint, sampled_digest
+from trainchaos.recovery.state.fingerprint import fingerprint
 from trainchaos.recovery.state.parts import local
 from trainchaos.recovery.transport.wire import Feed
 
@@ -63,7 +63,7 @@ def take_part(mesh: Mesh, first: int, me: Self) -> Any:
     if not trains:
         return follow(part, log, me)
     part.join()
-    feeds = Feeds(lag=NEVER_LAGS, sampled=sampled_digest, write=log.write)
+    feeds = Feeds(lag=NEVER_LAGS, write=log.write)
     feeds.prepare(part.reducer)
     address = me.hear()
     for number in range(STEPS):
@@ -89,8 +89,6 @@ def follow(part: Part, log: Log, me: Self) -> Any:
     follower = Follower(
         part.state,
         host="127.0.0.1",
-        sampled=sampled_digest,
-        fingerprint=fingerprint,
         write=log.write,
         changed=lambda: None,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from trainchaos.recovery.health.readings.reports import HealthReport
 from trainchaos.recovery.health.readings.signs import Sign
-from trainchaos.recovery.playbook.book import by_xid
+from trainchaos.recovery.playbook.book import playbook
 from trainchaos.recovery.playbook.entry import Entry
 
 ALARMS = {
@@ -45,4 +45,4 @@ def entry_of(what: str, code: object) -> Entry | None:
     means what XID 48 does; its ``code`` does not count. Raises PlaybookError.
     """
     number = {"xid": code, "ecc": 48}.get(what)
-    return by_xid(number) if type(number) is int else None
+    return playbook().by_xid(number) if type(number) is int else None

@@ -176,8 +176,7 @@ class Job(JobContext):
         ``prefetch``: batches each worker computes ahead; ``collate_fn``: default torch's. With
         ``num_workers=0`` samples are computed when they are requested. ``limit_s``: how long data
         may take to come; a rank that waits for its workers is not taken for hung until then. Raises
-        ImportError when torchdata is not installed, TypeError for an iterable dataset, RuntimeError
-        before ``attach``.
+        TypeError for an iterable dataset, RuntimeError before ``attach``.
         """
         self._require_attached("loader(dataset)")
         return Loader(

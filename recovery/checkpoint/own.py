@@ -18,7 +18,6 @@ import xxhash
 from torch import Tensor
 
 from trainchaos.recovery.checkpoint.saves.chunks import OWN
-from trainchaos.recovery.collectives import peer
 from trainchaos.recovery.collectives.group import Circle
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.state.digest import bytes_of
@@ -129,9 +128,9 @@ def _sent(circle: Circle, data: Tensor, source: int, to: int) -> Tensor:
     if circle.backend == "nccl":
         circle.broadcast(data, source)
     elif circle.rank == source:
-        circle.wait(peer.send(circle, data, to, 0))
+        circle.wait(circle.send(data, to, 0))
     else:
-        circle.wait(peer.receive(circle, data, source, 0))
+        circle.wait(circle.receive(data, source, 0))
     circle.settle()
     return data
 

@@ -34,7 +34,7 @@ from trainchaos.recovery.collectives.storelink import (
     forget_former,
     socket_to,
 )
-from trainchaos.recovery.policy.jobconfig import NetworkAddresses
+from trainchaos.recovery.policy.jobconfig import COLLECTIVE_TIMEOUT_S, NetworkAddresses
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.policy.mesh import DIMS, SAME, Mesh, circles_of
 
@@ -48,6 +48,7 @@ END_S = 5.0  # longest wait for threads that leave groups as the process ends
 STARTING_S = 0.001  # between looks at a thread that is being started
 LEAVING = "leave-group"  # the threads that take groups down
 ABANDONED = "abandoned-group"  # the threads that wait for it
+_PEER_LIMIT = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
 MOST_BEGUN = 64  # kept, until those that nobody waited for are looked through
 
 
@@ -114,9 +115,21 @@ class Circle:
         if work is not None:
             self._group.wait(work)
 
-    def is_over(self, work: dist.Work) -> None:
-        """An operation has ended that ``wait`` is not called with."""
-        self._group.begun.waited_for(work)
+    def start_with_peer(self, operation: Callable[[Any], dist.Work]) -> Any:
+        """Begin an operation with one other rank. Raises GenerationLost."""
+        work = self.start(operation)
+        gloo = self.backend == "gloo"
+        return _PeerWork(work, self._group.begun.waited_for) if gloo else work
+
+    def send(self, tensor: Tensor, to: int, tag: int) -> Any:
+        """Begin to send a tensor to one rank. Raises GenerationLost."""
+        place = self.ranks.index(to)
+        return self.start_with_peer(lambda made: made.send([tensor], place, tag))
+
+    def receive(self, tensor: Tensor, source: int, tag: int) -> Any:
+        """Begin to fill a tensor with what one rank sends. Raises GenerationLost."""
+        place = self.ranks.index(source)
+        return self.start_with_peer(lambda made: made.recv([tensor], place, tag))
 
     def read(self, values: Tensor) -> list[Any]:
         """The numbers of a small tensor; see ``Group.read``."""
@@ -125,6 +138,39 @@ class Circle:
     def close(self) -> None:
         """Release torch's process group."""
         self._made = None
+
+
+class _PeerWork:
+    """One of gloo's operations with one other rank, waited for on a thread of its own: a wait of
+    gloo's that ends by its time limit closes the connection, so that it cannot be looked up from.
+    """
+
+    def __init__(self, work: dist.Work, is_over: Callable[[dist.Work], None]) -> None:
+        self._work = work
+        self._is_over = is_over
+        self._over = threading.Event()
+        self._error: RuntimeError | None = None
+        threading.Thread(target=self._await, name="await-peer", daemon=True).start()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Raises RuntimeError as torch does, also when the time is up."""
+        if not self._over.wait(None if timeout is None else timeout.total_seconds()):
+            raise RuntimeError("not yet")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or badly."""
+        return self._over.is_set()
+
+    def _await(self) -> None:
+        try:
+            self._work.wait(_PEER_LIMIT)
+        except RuntimeError as error:
+            self._error = error
+        self._is_over(self._work)
+        self._over.set()
 
 
 class Begun:

@@ -79,7 +79,8 @@ class Reducer:
     called with a running number before each collective. Optional seams: ``pace`` is called with the
     bytes about to go over this rank's link, ``reached`` in the middle of backward, ``check``
     wherever an abort should be noticed (it raises GenerationLost), ``instead`` before each
-    collective: it may give work to wait for instead.
+    collective: it may give work to wait for instead, ``waiting`` before (True) and after (False)
+    each wait in the midst of a pass.
     """
 
     def __init__(self, entering: Callable[[int], None]) -> None:
@@ -89,6 +90,7 @@ class Reducer:
         self.reached: Callable[[], None] | None = None
         self.check: Callable[[], None] | None = None
         self.instead: Callable[[], Any] | None = None
+        self.waiting: Callable[[bool], None] = lambda begins: None
         self.wire_bytes = 0
         self._collectives = 0
         self._next = 0
@@ -417,6 +419,43 @@ class Reducer:
 
     def _count(self) -> None:
         self._collectives += 1
+
+    def exchange(
+        self,
+        circle: Circle,
+        ring_bytes: int,
+        operation: Callable[[Any], dist.Work],
+        *,
+        sent: Sequence[Tensor] = (),
+        got: Sequence[Tensor] = (),
+    ) -> None:
+        """Do something besides gradients in a circle, and wait: it is entered, counted and looked
+        at as they are. ``ring_bytes``: what each rank would send in a ring without end; ``sent``,
+        ``got``: tensors that others get of this rank, and it of them. Raises GenerationLost.
+        """
+        self.pass_on(sent)
+        self.waiting(True)
+        circle.wait(self.enter(ring_bytes, circle.ranks, lambda: circle.start(operation)))
+        self.waiting(False)
+        self.came(got)
+
+    def pass_on(self, sent: Sequence[Tensor]) -> None:
+        """Values are about to go to other ranks. Raises GenerationLost if it is too late."""
+        if self.check:
+            self.check()
+        self.goes(sent)
+
+    def await_peer(
+        self, circle: Circle, work: Any, got: Sequence[Tensor], land: Callable[[], None]
+    ) -> None:
+        """Wait for what was begun with one other rank; ``land``: puts it into ``got``. Raises
+        GenerationLost.
+        """
+        self.waiting(True)
+        circle.wait(work)
+        land()
+        self.waiting(False)
+        self.came(got)
 
     def goes(self, sent: Sequence[Tensor]) -> None:
         """Values go to other ranks in the midst of a pass."""

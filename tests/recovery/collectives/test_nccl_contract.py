@@ -343,7 +343,7 @@ def test_a_sharded_step_exchanges_what_is_on_the_device(gpus: Gpus, bad: int | N
 
     def step(group: Group) -> Any:
         model = network().to(str(group.device))
-        reducer = ShardedReducer(model, entering=lambda _: None, waiting=lambda _: None)
+        reducer = ShardedReducer(model, entering=lambda _: None)
         reducer.adopt()
         reducer.new_generation(group)
         device = group.device

@@ -19,7 +19,6 @@ from trainchaos import recovery
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.collectives.lasting import objects
 from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups, is_a_jobs
-from trainchaos.recovery.collectives.lasting.traffic import Traffic
 from trainchaos.recovery.collectives.lost import GenerationLost
 from trainchaos.recovery.policy.mesh import Mesh
 
@@ -202,7 +201,7 @@ def test_what_torch_is_taught_holds_as_long_as_the_default_group_is_a_jobs() -> 
         1,
         rank=3,
         world=4,
-        traffic=Traffic(reducer, waiting=lambda _: None),
+        reducer=reducer,
         device="cpu",
     )
     try:

@@ -22,7 +22,6 @@ from trainchaos.recovery.checkpoint.state_io import order_of, restore_newest, wr
 from trainchaos.recovery.collectives.buckets import Bucket
 from trainchaos.recovery.collectives.lasting import groups
 from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups
-from trainchaos.recovery.collectives.lasting.traffic import Traffic
 from trainchaos.recovery.collectives.lost import GenerationLost, lost_in
 from trainchaos.recovery.collectives.reduce import Reduced
 from trainchaos.recovery.collectives.sharded import ShardedReducer
@@ -76,15 +75,14 @@ class Part:
         self.waits = 0
         self.entered = 0
         self.lose_at = -1  # number of the collective of a generation at which it is lost
-        self.reducer = ShardedReducer(
-            self.recipe.model, entering=self._entering, waiting=self._waiting
-        )
+        self.reducer = ShardedReducer(self.recipe.model, entering=self._entering)
+        self.reducer.waiting = self._waiting
         self.groups = JobGroups(
             mesh,
             self.layout.shard_of(me.rank),
             rank=me.rank,
             world=me.world,
-            traffic=Traffic(self.reducer, self._waiting),
+            reducer=self.reducer,
             device="cpu",
         )
         self.recipe.take_part(

@@ -77,7 +77,7 @@ def take_part(mesh: Mesh, first: int, me: Self) -> Any:
         part.state.last = [float(part.state.step), reduced.loss, float(reduced.samples), 1.0]
         feeds.after(part.state, part.reducer, reduced.loss)
         feeds.check(part.state.step, fingerprint(part.state))
-    while first > 1 and feeds._fed[0].feed.wants_state:  # until it is due
+    while first > 1 and feeds._fed[0].wants_state:  # until it is due
         feeds._tell(feeds._fed[0], part.state)
     feeds.leaves()
     me.say(held(part))

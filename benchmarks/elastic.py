@@ -26,8 +26,7 @@ from trainchaos.harness.launch.workload import BuildContext, Trainable
 from trainchaos.harness.workloads.gpt import Gpt
 from trainchaos.recovery.collectives.elastic import ElasticReducer
 from trainchaos.recovery.collectives.group import Group
-from trainchaos.recovery.collectives.reduce import GradientReducer
-from trainchaos.recovery.collectives.reducer import Reducer
+from trainchaos.recovery.collectives.reduce import GradientReducer, Reducer
 from trainchaos.recovery.data import order
 from trainchaos.recovery.process.local import start_store
 

@@ -4,8 +4,7 @@ are there.
     python -m trainchaos.recovery.run --ranks 4 --strategy drop-replica \
         examples/loader_recoverable.py
 
-Kill ranks while it runs: what they print in the end is the same. It needs torchdata (the extra
-`data`).
+Kill ranks while it runs: what they print in the end is the same.
 """
 
 import sys

@@ -34,7 +34,7 @@ ORDERS = (
     ),
     (
         "join",
-        Join(generation=2, rank=0, world=16128, store_port=1, restore=False, timeout_s=60.0),
+        Join(generation=2, rank=0, world=16128, store_port=1, timeout_s=60.0),
         Joined(generation=2, step=17, checkpoint=None),
     ),
 )
@@ -60,8 +60,7 @@ class Pair:
     def order(self, message: Message, first: int) -> None:
         """Tell the ranks of the node, numbered from ``first``."""
         for rank in range(first, first + RANKS):
-            own = {"rank": rank, "source": -1, "receives": False}
-            mine = structs.replace(message, **own) if isinstance(message, Join) else message
+            mine = structs.replace(message, rank=rank) if isinstance(message, Join) else message
             self.outbox.tell(f"w{rank}", mine)
         self.outbox.pump(self.link)
         self.link.flush()

@@ -25,8 +25,8 @@ from benchmarks.gpu.model import BATCH, LENGTHS, make_model, make_optimizer, tok
 from trainchaos.chaos.faults.replica_desync import ReplicaDesync
 from trainchaos.chaos.faults.tensor_corrupt import TensorCorrupt
 from trainchaos.harness.rank.shims.tensors import TensorShim
-from trainchaos.recovery.collectives.circle import GenerationLost
 from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.collectives.lost import GenerationLost
 from trainchaos.recovery.collectives.reduce import GradientReducer
 from trainchaos.recovery.process.local import start_store
 from trainchaos.recovery.state.fingerprint import fingerprint

@@ -17,7 +17,7 @@ from trainchaos.harness.explain.pace import slownesses
 from trainchaos.harness.explain.scene import Scene, silence_s
 from trainchaos.harness.explain.strip import strip
 from trainchaos.recovery.health.signs import entry_of
-from trainchaos.recovery.playbook.book import by_signal, match_text
+from trainchaos.recovery.playbook.book import match_text, playbook
 from trainchaos.recovery.playbook.entry import Action, Cause, Entry, Owner
 
 KILL, SEGMENTATION_FAULT = 9, 11
@@ -174,7 +174,7 @@ def _exit(scene: Scene, failure: Event) -> _Reading:
     if ended is None or signal is None:
         return _error(error) if ended and error else _Reading(CauseClass.CODE, detail)
     if signal in CRASHES:
-        entry = by_signal(signal)
+        entry = playbook().by_signal(signal)
         return _Reading(CauseClass.CODE, detail, entry.action if entry else None)
     if signal == KILL and (device := scene.device_left(ended)):
         why = f"killed, and {device} took no process any more"

@@ -5,7 +5,6 @@ The engine is the one in ``DOCKER_HOST``, or else at the usual socket. Every cal
 
 from __future__ import annotations
 
-import grp
 import os
 import socket
 from collections.abc import Iterator
@@ -17,7 +16,6 @@ from trainchaos.chaos.errors import InfrastructureError
 
 CONNECT_LIMIT_S = 5.0
 CALL_LIMIT_S = 60.0
-LEAST_API = (1, 40)  # Docker 19.03: device requests
 USUAL = "unix:///var/run/docker.sock"
 
 RUN_LABEL = "org.trainchaos.run"
@@ -62,8 +60,7 @@ def lacks_engine() -> str | None:
 def connect(url: str = "") -> Any:
     """A ``docker.DockerClient``; the caller closes it. ``url``: instead of the usual one.
 
-    Raises InfrastructureError, with a hint: no engine, an engine of another machine, no permission,
-    too old.
+    Raises InfrastructureError, with a hint: no engine, one of another machine, no permission.
     """
     where = url or engine_url()
     if not where.startswith("unix://"):
@@ -84,14 +81,6 @@ def connect(url: str = "") -> Any:
             f" {_first_line(error)}",
             hint="see its log; restart it",
         ) from error
-    spoken = client.api.api_version
-    if tuple(int(part) for part in spoken.split(".")) < LEAST_API:
-        client.close()
-        least = ".".join(map(str, LEAST_API))
-        raise InfrastructureError(
-            f"the Docker engine speaks API {spoken}, and {least} or newer is needed",
-            hint="upgrade it to Docker 19.03 or newer",
-        )
     client.api.timeout = CALL_LIMIT_S
     return client
 
@@ -137,28 +126,14 @@ def _try_socket(path: Path) -> None:
             ) from error
         except PermissionError as error:
             raise InfrastructureError(
-                f"this user may not use the Docker engine's socket {path}", hint=_who_may(path)
+                f"this user may not use the Docker engine's socket {path}",
+                hint=f"run as root, or as a member of the group that owns it (ls -l {path})",
             ) from error
         except OSError as error:
             raise InfrastructureError(
                 f"no Docker engine answers at {path}: {error.strerror or error}",
                 hint="start it: systemctl start docker",
             ) from error
-
-
-def _who_may(path: Path) -> str:
-    try:
-        gid = path.stat().st_gid
-    except OSError:
-        return "its directory is closed to this user: run as root"
-    try:
-        group = grp.getgrgid(gid).gr_name
-    except KeyError:
-        group = str(gid)
-    return (
-        f"become a member of its group {group} (usermod -aG {group} USER, then log in anew), or run"
-        " as root"
-    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -5,28 +5,12 @@ far.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
-from trainchaos.chaos.fault.aftermath import Occurrence
 from trainchaos.chaos.fault.base import Fault, Where
 from trainchaos.chaos.schedule.blast import Damage, nodes_hit, ranks_hit, refusal
 from trainchaos.chaos.schedule.plan import PlannedFault
 from trainchaos.harness.arm.fault_context import Scene
-
-
-class InjectedOccurrence(Protocol):
-    """An occurrence that was injected."""
-
-    occurrence: Occurrence
-    healed: bool
-
-    @property
-    def planned(self) -> PlannedFault:
-        """Its plan, limited to the targets that its act hits."""
-
-    @property
-    def fault(self) -> Fault:
-        """The fault that acts."""
+from trainchaos.harness.inject.occurrence import LiveOccurrence
 
 
 class Guard:
@@ -50,7 +34,7 @@ class Guard:
         self._whole_since_ns = self._scene.now_ns()
 
     def refusal(
-        self, planned: PlannedFault, fault: Fault, struck: Sequence[InjectedOccurrence]
+        self, planned: PlannedFault, fault: Fault, struck: Sequence[LiveOccurrence]
     ) -> str | None:
         """Why an occurrence due now must not fire; None when it may."""
         active = [live for live in struck if not live.healed or self._is_being_answered(live)]
@@ -75,12 +59,12 @@ class Guard:
             whole=planned.nodes,
         )
 
-    def _is_being_answered(self, live: InjectedOccurrence) -> bool:
+    def _is_being_answered(self, live: LiveOccurrence) -> bool:
         """Whether the job is still recovering from it."""
         after = live.occurrence.time_ns >= self._whole_since_ns
         return self._recovering and after and not live.fault.harmless
 
-    def _ranks_of(self, struck: Iterable[InjectedOccurrence]) -> Iterable[int]:
+    def _ranks_of(self, struck: Iterable[LiveOccurrence]) -> Iterable[int]:
         for live in struck:
             yield from ranks_hit(live.planned, live.fault.where, self._topology)
 

@@ -1,8 +1,8 @@
 """Plays the planned faults of one arm: arms ranks, and acts when a point, time or event is due.
 
 Each fault's trigger (``chaos.schedule.trigger``) decides when it is due and which ranks hold for
-it. Agents inside ranks act when they receive ``go`` (``harness.inject.inside``); every other fault
-acts from outside (``harness.inject.outside``). Order for every occurrence: undo record on disk,
+it. Agents inside ranks act when they receive ``go``; every other fault acts from outside
+(``harness.inject.acts``). Order for every occurrence: undo record on disk,
 ``fault_injected``, the act, ``fault_landed`` once an independent witness saw it (or
 ``fault_failed``), ``fault_healed`` (``harness.inject.occurrences``).
 """
@@ -20,8 +20,8 @@ from trainchaos.chaos.fault.base import Fault, Where
 from trainchaos.chaos.schedule.plan import NO_POINT, PlannedFault, Point
 from trainchaos.chaos.schedule.trigger import Hold, Trigger, triggers
 from trainchaos.harness.arm.fault_context import Scene
+from trainchaos.harness.inject.acts import Acts
 from trainchaos.harness.inject.guard import Guard
-from trainchaos.harness.inject.inside import InsideActs
 from trainchaos.harness.inject.occurrence import (
     LET_GO,
     NOT_HELD,
@@ -34,7 +34,6 @@ from trainchaos.harness.inject.occurrence import (
     to_hold_at,
 )
 from trainchaos.harness.inject.occurrences import Occurrences
-from trainchaos.harness.inject.outside import OutsideActs
 from trainchaos.harness.inject.sites.process import DEAD
 from trainchaos.recovery.detection.hangs import STOPPED
 from trainchaos.recovery.transport.wire import Extra
@@ -61,8 +60,7 @@ class Injector:
         self._triggers = {trigger.id: trigger for trigger in made}
         self._struck = Occurrences(scene)
         self._guard = Guard(scene)
-        self._outside = OutsideActs(scene, self._struck)
-        self._inside = InsideActs(scene, self._struck)
+        self._acts = Acts(scene, self._struck)
         self._events_seen: Counter[str] = Counter()
         self._training_since_ns: int | None = None
         self._attempt = 0
@@ -80,7 +78,7 @@ class Injector:
         """Send the points to hold at to a process that has ``rank`` or is about to take it."""
         points = to_hold_at(self._triggers.values(), rank, self._struck.live)
         if self._triggers:
-            payload = {"points": points, "standing": self._inside.standing}
+            payload = {"points": points, "standing": self._acts.standing}
             self._scene.send(process, Extra(topic="arm", payload=payload))
         self._struck.joined(process)
 
@@ -262,7 +260,7 @@ class Injector:
     def _fire_for_all(self, trigger: Trigger, point: Point, absent: tuple[str, ...]) -> None:
         """Act outside the ranks while all ranks hold except the ``absent`` ones."""
         planned = trigger.planned
-        if not self._reachable(trigger, planned):
+        if not self._acts.reachable(planned, trigger.fault):
             trigger.not_there(point)
             return
         trigger.fire(point, self._attempt)
@@ -303,16 +301,11 @@ class Injector:
         planned = trigger.planned.aimed(point)
         if trigger.fired_in(point, self._attempt):
             return
-        if not self._reachable(trigger, planned):
+        if not self._acts.reachable(planned, trigger.fault):
             trigger.not_there(point)
             return
         trigger.fire(point, self._attempt)
         self._fire_unheld(trigger, planned, late)
-
-    def _reachable(self, trigger: Trigger, planned: PlannedFault) -> bool:
-        if trigger.fault.where is Where.RANK:
-            return all(self._scene.process_of(rank) for rank in planned.ranks)
-        return self._outside.reachable(planned, trigger.fault)
 
     def _fire_unheld(
         self, trigger: Trigger, planned: PlannedFault, late: LateAct | None = None
@@ -351,11 +344,11 @@ class Injector:
         """
         if not trigger.fault.everywhere:
             act = self._act(trigger, trigger.planned, at, held, point=point, held=True)
-            self._inside.do(act, held)
+            self._acts.in_ranks(act, held)
             return
         act = self._act(trigger, trigger.planned, at, ())
         trigger.take_next_step(trigger.planned.ranks)
-        self._inside.do_everywhere(act, held)
+        self._acts.everywhere(act, held)
         self._arm_all(but=held)
 
     def _fire_outside(
@@ -365,7 +358,7 @@ class Injector:
         its end before they continue. ``planned``: limited to the targets that it hits; ``more``: as
         in Act.
         """
-        if self._outside.do(self._act(trigger, planned, at, planned.ranks, **more)):
+        if self._acts.from_outside(self._act(trigger, planned, at, planned.ranks, **more)):
             self._arm_all()
 
     def _act(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,6 @@ from trainchaos.chaos.fault.witness import effects_of
 from trainchaos.chaos.schedule.plan import DEFAULT_PHASE, PlannedFault, Point
 from trainchaos.chaos.schedule.trigger import Trigger
 from trainchaos.harness.inject.sites import OccurrenceTarget
-from trainchaos.recovery.transport.wire import Extra
 
 NOT_HELD = "no rank held for it where it was planned"
 NOT_THERE = "what it acts on was not there when it was due"
@@ -142,14 +141,6 @@ class LiveOccurrence:
         """Suffix for the heal record: how many steps late the heal is."""
         late = committed - self.until_step if self.until_step is not None else 0
         return f", {late} step{'s' if late > 1 else ''} late" if late > 0 else ""
-
-
-def spoken_of(struck: Sequence[LiveOccurrence], message: Extra) -> LiveOccurrence | None:
-    """The occurrence that a rank's message is about."""
-    about = (message.payload.get("fault"), message.payload.get("occurrence"))
-    return next(
-        (live for live in struck if (live.occurrence.fault, live.occurrence.number) == about), None
-    )
 
 
 def died_holding(live: LiveOccurrence) -> bool:

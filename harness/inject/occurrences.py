@@ -18,7 +18,6 @@ from trainchaos.harness.inject.occurrence import (
     Act,
     LiveOccurrence,
     died_holding,
-    spoken_of,
     undone,
 )
 from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget
@@ -56,7 +55,10 @@ class Occurrences:
 
     def spoken_of(self, message: Extra) -> LiveOccurrence | None:
         """The occurrence that a rank's message is about."""
-        return spoken_of(self.live, message)
+        about = (message.payload.get("fault"), message.payload.get("occurrence"))
+        return next(
+            (o for o in self.live if (o.occurrence.fault, o.occurrence.number) == about), None
+        )
 
     def next_number(self, planned: PlannedFault) -> int:
         """Number of the next occurrence of a fault."""

@@ -18,8 +18,7 @@ import xxhash
 from torch import Tensor
 
 from trainchaos.recovery.checkpoint.chunks import OWN
-from trainchaos.recovery.collectives import peer
-from trainchaos.recovery.collectives.circle import Circle
+from trainchaos.recovery.collectives.group import Circle
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.state.digest import bytes_of
 from trainchaos.recovery.state.state import TrainState
@@ -129,9 +128,9 @@ def _sent(circle: Circle, data: Tensor, source: int, to: int) -> Tensor:
     if circle.backend == "nccl":
         circle.broadcast(data, source)
     elif circle.rank == source:
-        circle.wait(peer.send(circle, data, to, 0))
+        circle.wait(circle.send(data, to, 0))
     else:
-        circle.wait(peer.receive(circle, data, source, 0))
+        circle.wait(circle.receive(data, source, 0))
     circle.settle()
     return data
 

@@ -21,14 +21,7 @@ from torch import Tensor, nn
 
 from trainchaos.recovery.collectives.buckets import check_types
 from trainchaos.recovery.collectives.group import Circle, Group
-from trainchaos.recovery.collectives.reduce import (
-    _ASKS,
-    _COUNT,
-    _FLAGS,
-    _LOSS,
-    Buckets,
-)
-from trainchaos.recovery.collectives.reducer import NOTHING, Asks, Reduced, heard
+from trainchaos.recovery.collectives.reduce import _FLAGS, NOTHING, Asks, Reduced, Reducer
 from trainchaos.recovery.data import order
 from trainchaos.recovery.state.finite import Amount
 
@@ -44,7 +37,7 @@ class _Exchange:
     work: dist.Work | None = None
 
 
-class ElasticReducer(Buckets):
+class ElasticReducer(Reducer):
     """A ``Reducer`` of ``max_world`` micro-batches."""
 
     def __init__(
@@ -53,11 +46,9 @@ class ElasticReducer(Buckets):
         super().__init__(entering)
         check_types(dict(model.named_parameters()))
         self._parts = max_world
-        self._tail = _FLAGS + max_world
-        self._padding = (
-            max_world - 1
-        )  # any buffer can be cut into slices of one size, as many as there are ranks
-        self.fill(list(model.parameters()), self._tail, self._padding)
+        # any buffer can be cut into slices of one size, as many as there are ranks
+        self._padding = max_world - 1
+        self.fill(list(model.parameters()), _FLAGS + max_world, self._padding)
         self._rows = [self._buckets]  # the buckets of each micro-batch of this rank
         self._row = 0
         self._exchanges: list[_Exchange] = []
@@ -98,7 +89,7 @@ class ElasticReducer(Buckets):
             raise RuntimeError(
                 f"this rank has {len(self._rows)} micro-batches, and all are computed"
             )
-        for bucket in self._buckets:
+        for bucket in self._buckets[:-1]:
             self._flaws.look(bucket.gradients)
         self._seal(rank, loss_sum, count)
         self._open(self._row + 1)
@@ -111,34 +102,13 @@ class ElasticReducer(Buckets):
         self._take_all()
         while self._next < len(self._buckets) - 1:
             self._launch()
-        last = self._buckets[-1]
-        self._flaws.look(last.gradients)
-        self._seal(rank, loss_sum, count)
-        last.tail[_FLAGS + rank] = self._with_start(last.tail[_FLAGS + rank])
-        for place, ask in enumerate(asks, start=_ASKS):
-            last.tail[place] = float(ask)  # no copy that a GPU is waited for
+        self._seal_last(rank, loss_sum, count, asks)
         self._launch()
         self._add_up()
-        tail, norm = self._conclude(last.tail)
-        samples = round(tail[_COUNT])
-        return Reduced(
-            loss=tail[_LOSS] / samples,
-            samples=samples,
-            asks=heard(tail[_ASKS:_FLAGS]),
-            blamed=self._blamed(tail[_FLAGS : self._tail]),
-            grad_norm=norm,
-        )
+        return self._conclude()
 
     def _used(self, flat: Tensor) -> int:
         return flat.numel() - self._padding
-
-    def _seal(self, rank: int, loss_sum: Amount, count: int) -> None:
-        """Write down what is known of the micro-batch just computed."""
-        tail = self._buckets[-1].tail
-        tail[_LOSS] = loss_sum
-        tail[_COUNT] = count
-        self._flaws.look(loss_sum)
-        tail[_FLAGS + rank] = self._flaws.flag()
 
     def _open(self, row: int) -> None:
         """Get ready for the backward pass of this rank's micro-batch of that place."""

@@ -8,6 +8,8 @@ can be read, and a rank stuck in rendezvous is unblocked the same way.
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import os
 import threading
 import time
@@ -23,16 +25,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainchaos.recovery.collectives import nccl
-from trainchaos.recovery.collectives.abandoned import LEAVING, outlive
-from trainchaos.recovery.collectives.circle import (
-    DEVICE_ERRORS,
-    Begun,
-    Circle,
-    GenerationLost,
-    ended_in,
-    first_line,
-)
 from trainchaos.recovery.collectives.dialing import Address, RankNames, RedirectingStore, address_of
+from trainchaos.recovery.collectives.lost import DEVICE_ERRORS, GenerationLost, first_line
 from trainchaos.recovery.collectives.sockets import shut_down, socket_inodes
 from trainchaos.recovery.collectives.storelink import (
     StoreLink,
@@ -40,7 +34,7 @@ from trainchaos.recovery.collectives.storelink import (
     forget_former,
     socket_to,
 )
-from trainchaos.recovery.policy.jobconfig import NetworkAddresses
+from trainchaos.recovery.policy.jobconfig import COLLECTIVE_TIMEOUT_S, NetworkAddresses
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.policy.mesh import DIMS, SAME, Mesh, circles_of
 
@@ -48,6 +42,164 @@ POLL = timedelta(milliseconds=20)
 LAST_CHANCE_S = 0.02
 SEE_OFF_S = 30.0  # how long a set-up that was left behind is pushed to end
 SEE_OFF_PAUSE_S = 0.05
+ABANDONED_LOOK_S = 1.0  # between looks whether an abandoned operation has ended
+GRACE_S = 5.0  # beyond its own timeout: one that outlives that is held for ever
+END_S = 5.0  # longest wait for threads that leave groups as the process ends
+STARTING_S = 0.001  # between looks at a thread that is being started
+LEAVING = "leave-group"  # the threads that take groups down
+ABANDONED = "abandoned-group"  # the threads that wait for it
+_PEER_LIMIT = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+MOST_BEGUN = 64  # kept, until those that nobody waited for are looked through
+
+
+class Circle:
+    """Some ranks of a generation, and what they do together. ``ranks``: their numbers in the
+    generation, in order; ``rank``: this one's.
+
+    Used by the training thread. A circle of one rank has nothing to exchange.
+    """
+
+    def __init__(self, group: Group, ranks: Sequence[int], made: Any) -> None:
+        self.rank = group.rank
+        self.backend = group.backend
+        self.device = group.device
+        self.ranks: Sequence[int] = tuple(ranks)
+        self._group = group
+        self._made = made
+
+    def start(self, operation: Callable[[Any], dist.Work]) -> dist.Work:
+        """Begin an operation on torch's process group. Its tensors are kept until it is waited for,
+        as ``operation`` refers to them. Raises GenerationLost.
+        """
+        try:
+            work = operation(self._made)
+        except DEVICE_ERRORS:
+            raise
+        except RuntimeError as error:
+            raise GenerationLost(first_line(error)) from error
+        self._group.began(work, operation)
+        return work
+
+    def start_all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> dist.Work | None:
+        """Begin to sum ``tensor`` over the ranks, in place; None: nothing to wait for. Raises
+        GenerationLost.
+        """
+        if self._made is None or not tensor.numel():
+            return None
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        return self.start(lambda made: made.allreduce([tensor], options))
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        """Copy ``tensor`` from rank ``source`` to all. Raises GenerationLost."""
+        self.wait(self.start_broadcast(tensor, source))
+        self.settle()
+
+    def start_broadcast(self, tensor: Tensor, source: int) -> dist.Work | None:
+        """Begin to copy ``tensor``; None: nothing to wait for. Raises GenerationLost."""
+        if self._made is None:
+            return None
+        options = dist.BroadcastOptions()
+        options.rootRank = self.ranks.index(source)
+        return self.start(lambda made: made.broadcast([tensor], options))
+
+    def settle(self) -> None:
+        """Wait until what was received is in place and whole. Raises GenerationLost."""
+        if self._made is not None:
+            self._group.settle()
+
+    def wait(self, work: dist.Work | None) -> None:
+        """Have what comes next on this thread come after an operation. Raises GenerationLost when
+        it fails or the generation is aborted.
+        """
+        if work is not None:
+            self._group.wait(work)
+
+    def start_with_peer(self, operation: Callable[[Any], dist.Work]) -> Any:
+        """Begin an operation with one other rank. Raises GenerationLost."""
+        work = self.start(operation)
+        gloo = self.backend == "gloo"
+        return _PeerWork(work, self._group.begun.waited_for) if gloo else work
+
+    def send(self, tensor: Tensor, to: int, tag: int) -> Any:
+        """Begin to send a tensor to one rank. Raises GenerationLost."""
+        place = self.ranks.index(to)
+        return self.start_with_peer(lambda made: made.send([tensor], place, tag))
+
+    def receive(self, tensor: Tensor, source: int, tag: int) -> Any:
+        """Begin to fill a tensor with what one rank sends. Raises GenerationLost."""
+        place = self.ranks.index(source)
+        return self.start_with_peer(lambda made: made.recv([tensor], place, tag))
+
+    def read(self, values: Tensor) -> list[Any]:
+        """The numbers of a small tensor; see ``Group.read``."""
+        return self._group.read(values)
+
+    def close(self) -> None:
+        """Release torch's process group."""
+        self._made = None
+
+
+class _PeerWork:
+    """One of gloo's operations with one other rank, waited for on a thread of its own: a wait of
+    gloo's that ends by its time limit closes the connection, so that it cannot be looked up from.
+    """
+
+    def __init__(self, work: dist.Work, is_over: Callable[[dist.Work], None]) -> None:
+        self._work = work
+        self._is_over = is_over
+        self._over = threading.Event()
+        self._error: RuntimeError | None = None
+        threading.Thread(target=self._await, name="await-peer", daemon=True).start()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Raises RuntimeError as torch does, also when the time is up."""
+        if not self._over.wait(None if timeout is None else timeout.total_seconds()):
+            raise RuntimeError("not yet")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or badly."""
+        return self._over.is_set()
+
+    def _await(self) -> None:
+        try:
+            self._work.wait(_PEER_LIMIT)
+        except RuntimeError as error:
+            self._error = error
+        self._is_over(self._work)
+        self._over.set()
+
+
+class Begun:
+    """Operations that were begun, and that nothing comes after yet. ``unfinished`` may be asked on
+    any thread.
+    """
+
+    def __init__(self) -> None:
+        self._works: dict[int, tuple[dist.Work, Any]] = {}
+
+    def add(self, work: dist.Work, uses: Any) -> None:
+        """``uses``: what is kept with it."""
+        if len(self._works) >= MOST_BEGUN and uses is None:
+            kept = list(self._works.items())
+            self._works = {number: one for number, one in kept if not one[0].is_completed()}
+        self._works[id(work)] = (work, uses)
+
+    def waited_for(self, work: dist.Work) -> None:
+        """What comes next comes after it. Called on any thread."""
+        self._works.pop(id(work), None)
+
+    def unfinished(self) -> int:
+        """How many are not done."""
+        return sum(not work.is_completed() for work, _ in list(self._works.values()))
+
+    def take(self) -> list[tuple[dist.Work, Any]]:
+        """All of them, with what they use; they are forgotten."""
+        works, self._works = self._works, {}
+        return [*works.values()]
 
 
 class Group:
@@ -374,10 +526,53 @@ class Group:
         while not work.is_completed():
             if time.monotonic() > deadline:
                 self.abandoned = True
-                limit_s = self._patience.total_seconds()
-                outlive(work, self._circles, self._made, limit_s=limit_s)
+                threading.Thread(
+                    target=self._outlive, args=(work,), name=ABANDONED, daemon=True
+                ).start()
                 return
             time.sleep(0.001)
+
+    def _outlive(self, work: dist.Work) -> None:
+        """Hold torch's groups until an operation that was given up has ended: an earlier release
+        would join the thread that waits in it.
+        """
+        deadline_s = time.monotonic() + self._patience.total_seconds() + GRACE_S
+        while not work.is_completed():
+            if time.monotonic() > deadline_s:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._made))
+                return
+            time.sleep(ABANDONED_LOOK_S)
+        threading.current_thread().name = LEAVING
+        for circle in self._circles:
+            circle.close()
+        self._made.clear()
+
+
+@atexit.register
+def _await_leaving() -> None:
+    """A thread that returns from gloo or NCCL after the interpreter has ended aborts the
+    process.
+    """
+    deadline_s = time.monotonic() + END_S
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        threads = [one for one in threading.enumerate() if one.name in (LEAVING, nccl.ABORTING)]
+        if not threads:
+            return
+        try:
+            threads[0].join(left_s)
+        except RuntimeError:  # another thread is about to start it
+            time.sleep(STARTING_S)
+
+
+def ended_in(work: dist.Work, limit: timedelta) -> bool:
+    """Whether an operation has ended, well or badly, after waiting up to ``limit`` for it."""
+    try:
+        work.wait(limit)
+    except RuntimeError:
+        # Failed, or the time was up; it may even have succeeded since then, so the error itself
+        # tells nothing.
+        return bool(work.is_completed())
+    return True
 
 
 def gloo_device(address: str) -> Any:

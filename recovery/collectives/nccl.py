@@ -27,11 +27,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainchaos.recovery.collectives.abandoned import ABORTING
 from trainchaos.recovery.process.local import NCCL_WATCHDOG
 
 LOOK_S = 0.0001  # between two looks at a device that is waited for
 SPIN_S = 0.0003  # before them: most waits are short
+ABORTING = "abort-group"  # the threads that break communicators
 ABORT_S = 0.02  # longest wait for communicators to be aborted
 
 

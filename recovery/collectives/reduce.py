@@ -10,9 +10,10 @@ and one non-finite flag a rank, so that all ranks learn of them alike and no ext
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,8 +22,48 @@ from torch.utils.hooks import RemovableHandle
 
 from trainchaos.recovery.collectives.buckets import Bucket, Buffers, check_types, make_buckets
 from trainchaos.recovery.collectives.group import Circle, GenerationLost, Group
-from trainchaos.recovery.collectives.reducer import NOTHING, Asks, Reduced, heard
 from trainchaos.recovery.state.finite import Amount, NonFiniteCheck, all_finite
+
+
+class Asks(NamedTuple):
+    """What a rank asks all ranks to do after the step, with its gradients: stop, save on disk, save
+    in memory.
+    """
+
+    pause: bool = False
+    save: bool = False
+    save_memory: bool = False
+
+
+NOTHING = Asks()
+
+
+def heard(sums: Sequence[float]) -> Asks:
+    """What any rank has asked for, from the sums over all."""
+    return Asks(*(each > 0 for each in sums))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduced:
+    """What all ranks know after a reduction. ``loss``: mean over ``samples``; ``blamed``: ranks
+    with non-finite values; ``asks``: what any rank asked for, and all do.
+    """
+
+    loss: float
+    samples: int
+    blamed: tuple[int, ...]
+    grad_norm: float
+    asks: Asks = NOTHING
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and gradients may be applied."""
+        return (
+            not self.blamed
+            and self.grad_norm == self.grad_norm
+            and abs(self.grad_norm) != float("inf")
+        )
+
 
 _LOSS, _COUNT, _ASKS = range(3)
 _FLAGS = _ASKS + len(NOTHING)
@@ -30,12 +71,16 @@ _EXACT = 1 << 24  # integers below are exact in float32
 _FLAG_ROOM = 1 << 10  # flags of a rank's micro-batches add up to less
 
 
-class Buckets:
-    """The gradients of some parameters in flat buffers, each reduced as soon as its last gradient
-    is there.
+class Reducer:
+    """Reduces the gradients of a job over the ranks of its generation: those of some parameters in
+    flat buffers, each as soon as its last gradient is there. The base of all reducers.
 
-    ``tail``: values at the end of the last one, for other use. ``entering``: called with a running
-    number before each collective. The seams are those of ``Reducer``.
+    The caller's loss must be a *sum* over its samples; shares may then be uneven. ``entering``:
+    called with a running number before each collective. Optional seams: ``pace`` is called with the
+    bytes about to go over this rank's link, ``reached`` in the middle of backward, ``check``
+    wherever an abort should be noticed (it raises GenerationLost), ``instead`` before each
+    collective: it may give work to wait for instead, ``waiting`` before (True) and after (False)
+    each wait in the midst of a pass.
     """
 
     def __init__(self, entering: Callable[[int], None]) -> None:
@@ -45,6 +90,7 @@ class Buckets:
         self.reached: Callable[[], None] | None = None
         self.check: Callable[[], None] | None = None
         self.instead: Callable[[], Any] | None = None
+        self.waiting: Callable[[bool], None] = lambda begins: None
         self.wire_bytes = 0
         self._collectives = 0
         self._next = 0
@@ -61,8 +107,8 @@ class Buckets:
         self._hooks: list[RemovableHandle] = []
 
     def fill(self, parameters: Sequence[nn.Parameter], tail: int = 0, padding: int = 0) -> None:
-        """Make the buckets, in the order in which backward comes to them. ``padding``: zeros at the
-        end of each.
+        """Make the buckets, in the order in which backward comes to them. ``tail``: values at
+        the end of the last one, for other use; ``padding``: zeros at the end of each.
         """
         self._parameters = list(parameters)
         self._trained = [parameter.requires_grad for parameter in parameters]
@@ -78,13 +124,14 @@ class Buckets:
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(arrived))
 
     def let_go(self) -> None:
-        """See Reducer. A parameter would keep the whole job: what its hooks refer to is not seen by
-        Python's collector.
+        """The job is over: gradients that come from now on are the script's own. A parameter would
+        keep the whole job: what its hooks refer to is not seen by Python's collector.
         """
         while self._hooks:
             self._hooks.pop().remove()
 
     def new_generation(self, group: Group) -> None:
+        """Use this group from now on, and count collectives anew."""
         if self._group is not None and self._group.abandoned:
             # An operation that was given up may still hold the old buffers.
             for bucket in self._buckets:
@@ -94,11 +141,16 @@ class Buckets:
         self._armed = False
 
     def starts_with(self, digest: str) -> None:
+        """What this rank holds as the generation begins, in hexadecimal digits: a part of it goes
+        with the flags of the first step, and ``finish`` raises GenerationLost unless all that hold
+        the same have sent the same.
+        """
         self._start = 1 + int(digest, 16) % (_EXACT // _FLAG_ROOM - 1) if digest else 0
 
-    def _with_start(self, flag: Amount) -> Amount:
-        """This rank's flag of non-finite values, with what it started with."""
-        return flag + float(_FLAG_ROOM * self._start)
+    @property
+    def _started(self) -> float:
+        """What this rank started with, as it is added to its flag."""
+        return float(_FLAG_ROOM * self._start)
 
     def _blamed(self, flags: Sequence[float]) -> tuple[int, ...]:
         """Ranks with non-finite values. Raises GenerationLost when those that should hold the same
@@ -112,15 +164,20 @@ class Buckets:
         return tuple(rank for rank, flag in enumerate(flags) if int(flag) % _FLAG_ROOM)
 
     def rehearse(self) -> None:
+        """Clear gradients and get ready for a backward pass that is not reduced."""
         self.begin()
         self._guarded = False
 
     def pin(self) -> None:
+        """Have torch allocate now the pinned host memory that gloo uses to reduce the gradients of
+        a GPU; torch keeps it.
+        """
         flats = [bucket.flat for bucket in self._buckets]
         rooms = [torch.empty_like(flat, device="cpu", pin_memory=True) for flat in flats]
         del rooms  # all of them at once, as in a step
 
     def begin(self) -> None:
+        """Clear gradients and get ready for one backward pass."""
         self._next = 0
         self._passes = 0
         self._armed = self._expected = False
@@ -131,6 +188,10 @@ class Buckets:
             bucket.clear()
 
     def expect(self, *, last: bool = True) -> None:
+        """A backward pass of the step comes now; ``last``: no other follows it before ``finish`` or
+        ``keep``. Raises RuntimeError when parameters were frozen or unfrozen between two passes of
+        a step.
+        """
         if [parameter.requires_grad for parameter in self._parameters] != self._trained:
             if self._passes:
                 raise RuntimeError(
@@ -144,10 +205,14 @@ class Buckets:
             bucket.here = [False] * len(bucket.parameters)
 
     def expect_several(self) -> None:
+        """Backward passes of several micro-batches come now, in an order that is not known here;
+        nothing is reduced before ``finish``.
+        """
         self.expect(last=False)
         self._pipelined = True
 
     def require(self) -> None:
+        """The optimizer is about to use the gradients. Raises RuntimeError when they are gone."""
         gone = total = 0
         for bucket in self._buckets:
             total += len(bucket.parameters)
@@ -197,41 +262,95 @@ class Buckets:
                 bucket.take(place)
 
     def keep(self, *, rank: int, loss_sum: Amount, count: int) -> None:
+        """End a micro-batch that is not this rank's last of the step. Raises RuntimeError where
+        there is but one.
+        """
         raise RuntimeError("gradients of a step are reduced after one backward pass")
 
+    def finish(self, *, rank: int, loss_sum: Amount, count: int, asks: Asks = NOTHING) -> Reduced:
+        """Reduce what is left and wait, once for a GPU. Raises GenerationLost. Gradients are means
+        over all samples afterwards.
+        """
+        raise NotImplementedError
+
+    def agree(self, yes: bool) -> bool:
+        """Whether all ranks say yes. Raises GenerationLost."""
+        everyone = self._joined().everyone
+        votes = torch.tensor([float(yes)], device=self._buckets[0].flat.device)
+        everyone.wait(everyone.start_all_reduce(votes, dist.ReduceOp.MIN))
+        return bool(everyone.read(votes)[0])
+
     def all_finite(self) -> bool:
+        """Whether this rank's own gradients, as they are now, are finite."""
         return all(all_finite(bucket.gradients) for bucket in self._buckets)
 
     def clip(self, grad_norm: float, limit: float) -> None:
+        """Scale gradients so that their norm is at most ``limit`` (as
+        torch.nn.utils.clip_grad_norm_ does).
+        """
         scale = limit / (grad_norm + 1e-6)
         if scale < 1:
             for bucket in self._buckets:
                 bucket.gradients.mul_(scale)
 
     def settle(self, samples: Amount) -> None:
+        """Make means of gradients that are sums over so many samples, once."""
         for bucket in self._buckets:
             bucket.gradients.div_(samples)
 
     def held(self) -> list[Buffers]:
+        """The buffers of the step's gradients as they are now; see ``hand_over``."""
         return [bucket.buffers for bucket in self._buckets]
 
     def hand_over(self, others: Sequence[Buffers]) -> None:
+        """Leave the buffers of the step to whoever has asked for them (``held``), and use
+        ``others`` from the next ``begin`` on, or new ones where they do not fit.
+        """
         for bucket, other in zip_longest(self._buckets, others[: len(self._buckets)]):
             bucket.hand_over(other)
 
     def broken_off(self) -> bool:
+        """The step is not going on. Whether its gradients are complete all the same, but for what
+        ``finish`` returns: they are kept then until the next ``begin``, and ``settle`` makes use of
+        them.
+        """
         self._armed = self._guarded = False
         return False
 
-    def _conclude(self, tail: Tensor) -> tuple[list[float], float]:
+    def _seal(self, rank: int, loss_sum: Amount, count: int) -> None:
+        """Write what is known of the batch just computed behind the last gradients."""
+        last = self._buckets[-1]
+        self._flaws.look(loss_sum)
+        self._flaws.look(last.gradients)
+        last.tail[_LOSS] = loss_sum
+        last.tail[_COUNT] = count
+        last.tail[_FLAGS + rank] = self._flaws.flag()
+
+    def _seal_last(self, rank: int, loss_sum: Amount, count: int, asks: Asks) -> None:
+        """The same of the last batch of the step, with what goes along once."""
+        self._seal(rank, loss_sum, count)
+        tail = self._buckets[-1].tail
+        for place, ask in enumerate(asks, start=_ASKS):
+            tail[place] = float(ask)  # no copy that a GPU is waited for
+        tail[_FLAGS + rank] += self._started
+
+    def _conclude(self) -> Reduced:
         """Make means of the gradients, and read the tail that was reduced with them, and their
         norm. The host waits for a GPU here, and nowhere else in a step. Raises GenerationLost, as
         what an abort leaves looks like any values.
         """
+        tail = self._buckets[-1].tail
         self.settle(tail[_COUNT])
         norm = torch.linalg.vector_norm(self._norms())
         *values, last = self._read(torch.cat([tail, norm.view(1)]))
-        return values, last
+        samples = round(values[_COUNT])
+        return Reduced(
+            loss=values[_LOSS] / samples,
+            samples=samples,
+            blamed=self._blamed(values[_FLAGS : _FLAGS + self._joined().world]),
+            grad_norm=last,
+            asks=heard(values[_ASKS:_FLAGS]),
+        )
 
     def _read(self, values: Tensor) -> list[float]:
         found: list[float] = self._joined().read(values)
@@ -301,6 +420,43 @@ class Buckets:
     def _count(self) -> None:
         self._collectives += 1
 
+    def exchange(
+        self,
+        circle: Circle,
+        ring_bytes: int,
+        operation: Callable[[Any], dist.Work],
+        *,
+        sent: Sequence[Tensor] = (),
+        got: Sequence[Tensor] = (),
+    ) -> None:
+        """Do something besides gradients in a circle, and wait: it is entered, counted and looked
+        at as they are. ``ring_bytes``: what each rank would send in a ring without end; ``sent``,
+        ``got``: tensors that others get of this rank, and it of them. Raises GenerationLost.
+        """
+        self.pass_on(sent)
+        self.waiting(True)
+        circle.wait(self.enter(ring_bytes, circle.ranks, lambda: circle.start(operation)))
+        self.waiting(False)
+        self.came(got)
+
+    def pass_on(self, sent: Sequence[Tensor]) -> None:
+        """Values are about to go to other ranks. Raises GenerationLost if it is too late."""
+        if self.check:
+            self.check()
+        self.goes(sent)
+
+    def await_peer(
+        self, circle: Circle, work: Any, got: Sequence[Tensor], land: Callable[[], None]
+    ) -> None:
+        """Wait for what was begun with one other rank; ``land``: puts it into ``got``. Raises
+        GenerationLost.
+        """
+        self.waiting(True)
+        circle.wait(work)
+        land()
+        self.waiting(False)
+        self.came(got)
+
     def goes(self, sent: Sequence[Tensor]) -> None:
         """Values go to other ranks in the midst of a pass."""
 
@@ -326,10 +482,8 @@ class Buckets:
         return start()
 
 
-class GradientReducer(Buckets):
-    """Sums the gradients of ``model`` over the ranks and divides by the number of samples; a
-    ``Reducer``.
-    """
+class GradientReducer(Reducer):
+    """Sums the gradients of ``model`` over the ranks and divides by the number of samples."""
 
     def __init__(
         self, model: nn.Module, *, max_world: int, entering: Callable[[int], None]
@@ -340,29 +494,13 @@ class GradientReducer(Buckets):
 
     def finish(self, *, rank: int, loss_sum: Amount, count: int, asks: Asks = NOTHING) -> Reduced:
         self._take_all()
-        last = self._buckets[-1]
         while self._next < len(self._buckets) - 1:
             self._launch()
-        self._flaws.look(loss_sum)
-        self._flaws.look(last.gradients)
-        last.tail[_LOSS] = loss_sum
-        last.tail[_COUNT] = count
-        for place, ask in enumerate(asks, start=_ASKS):
-            last.tail[place] = float(ask)  # no copy that a GPU is waited for
-        last.tail[_FLAGS + rank] = self._with_start(self._flaws.flag())
+        self._seal_last(rank, loss_sum, count, asks)
         self._launch()
         group = self._joined()
         for bucket in self._buckets:
             assert bucket.work is not None
             group.wait(bucket.work)
             bucket.require_sealed()
-        tail, norm = self._conclude(last.tail)
-        samples = round(tail[_COUNT])
-        blamed = self._blamed(tail[_FLAGS : _FLAGS + group.world])
-        return Reduced(
-            loss=tail[_LOSS] / samples,
-            samples=samples,
-            blamed=blamed,
-            grad_norm=norm,
-            asks=heard(tail[_ASKS:_FLAGS]),
-        )
+        return self._conclude()

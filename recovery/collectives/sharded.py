@@ -12,16 +12,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainchaos.recovery.collectives.group import Circle, GenerationLost, Group
-from trainchaos.recovery.collectives.reduce import Buckets
-from trainchaos.recovery.collectives.reducer import NOTHING, Asks, Reduced, heard
+from trainchaos.recovery.collectives.reduce import (
+    NOTHING,
+    Asks,
+    Reduced,
+    Reducer,
+    heard,
+)
 from trainchaos.recovery.collectives.sharding import reset
+from trainchaos.recovery.collectives.tied import TiedParameters
 from trainchaos.recovery.state.cell import Cell
 from trainchaos.recovery.state.finite import Amount, NonFiniteCheck
 from trainchaos.recovery.state.naming import named_parameters
@@ -31,24 +36,12 @@ _SQUARES, _LOSS, _COUNT, _ASKS = range(4)
 _FLAGS = _ASKS + len(NOTHING)
 
 
-class Tied(Protocol):
-    """Parameters that several stages hold."""
+class ShardedReducer(Reducer):
+    """It is the model's ``ShardExchange`` too."""
 
-    def add_up(self, group: Group) -> None:
-        """Sum their gradients over the stages. Raises GenerationLost."""
-
-
-class ShardedReducer(Buckets):
-    """A ``Reducer`` and the model's ``ShardExchange``. ``waiting``: called before (True) and after
-    (False) each collective in the midst of a pass.
-    """
-
-    def __init__(
-        self, model: nn.Module, *, entering: Callable[[int], None], waiting: Callable[[bool], None]
-    ) -> None:
+    def __init__(self, model: nn.Module, *, entering: Callable[[int], None]) -> None:
         super().__init__(entering)
         self._model = model
-        self._waiting = waiting
         self._underway = False  # in a forward or backward pass
         self._complete = False  # the buckets hold what all ranks summed
         self._settled = False
@@ -57,19 +50,23 @@ class ShardedReducer(Buckets):
         self._came = NonFiniteCheck()  # of what this rank computes with
         self._guilt: Amount = 0.0  # sent something not finite before any had come
         self._cell: Cell | None = None
-        self._tied: Tied | None = None
+        self._tied: TiedParameters | None = None
 
-    def adopt(self, model: nn.Module | None = None, cell: Cell | None = None) -> None:
+    def adopt(
+        self,
+        model: nn.Module | None = None,
+        cell: Cell | None = None,
+        names: Sequence[str] = (),
+    ) -> None:
         """The model is cut up now: make buckets for this rank's parts. ``model``: another than
-        before, where this rank has a stage; ``cell``: where ranks compute the same samples.
+        before, where this rank has a stage; ``cell``: where ranks compute the same samples;
+        ``names``: of all parameters of the whole model, some of which several stages may hold.
         """
         self._model = model or self._model
         self._cell = cell
         self.fill(list(self._model.parameters()))
-
-    def ties(self, tied: Tied) -> None:
-        """Some parameters may be held by several stages."""
-        self._tied = tied
+        if cell is not None and cell.partial:
+            self._tied = TiedParameters(names, named_parameters(self._model), cell, self.exchange)
 
     def new_generation(self, group: Group) -> None:
         if self._complete and self._group is not None and self._group.abandoned:
@@ -94,7 +91,8 @@ class ShardedReducer(Buckets):
         )
 
     def gather(self, output: Tensor, part: Tensor) -> None:
-        self._exchange(output.nbytes, lambda made: made._allgather_base(output, part))
+        shard = self._joined().circle("shard")
+        self.exchange(shard, output.nbytes, lambda made: made._allgather_base(output, part))
 
     def reduce_scatter(self, output: Tensor, whole: Tensor) -> None:
         # Looked at before it is mixed with the others' values: that is how the rank to blame is
@@ -102,13 +100,15 @@ class ShardedReducer(Buckets):
         self._offer(whole)
         shard = self._joined().circle("shard")
         if shard.backend == "nccl":
-            self._exchange(whole.nbytes, lambda made: made._reduce_scatter_base(output, whole))
+            self.exchange(
+                shard, whole.nbytes, lambda made: made._reduce_scatter_base(output, whole)
+            )
         else:
             # Gloo's own is an all-reduce of everything, and a wait for it knows no time limit: an
             # abort would not always end it.
             parts, options = torch.empty_like(whole), dist.AllToAllOptions()
-            self._exchange(
-                whole.nbytes, lambda made: made.alltoall_base(parts, whole, [], [], options)
+            self.exchange(
+                shard, whole.nbytes, lambda made: made.alltoall_base(parts, whole, [], [], options)
             )
             torch.sum(parts.view(len(shard.ranks), -1), dim=0, out=output)
         self._got.look(output)
@@ -164,13 +164,6 @@ class ShardedReducer(Buckets):
         self._underway = False
         return self._complete
 
-    def agree(self, yes: bool) -> bool:
-        """Whether all ranks say yes. Raises GenerationLost."""
-        everyone = self._joined().everyone
-        said = torch.tensor([float(yes)], device=self._buckets[0].flat.device)
-        everyone.wait(everyone.start_all_reduce(said, dist.ReduceOp.MIN))
-        return bool(everyone.read(said)[0])
-
     def _last_word(self, rank: int, values: list[Amount], bad: Amount) -> list[float]:
         group = self._joined()
         flat = self._buckets[0].flat
@@ -179,7 +172,7 @@ class ShardedReducer(Buckets):
             word[_SQUARES] = self._squares()
         for place, value in enumerate(values, start=_LOSS):
             word[place] = value
-        word[_FLAGS + rank] = self._with_start(bad)
+        word[_FLAGS + rank] = bad + self._started
         # A rank that completes this collective knows that all have come this far. One that does not
         # may have missed a step that others apply, and holds all that is needed to follow.
         self._complete = True
@@ -240,11 +233,3 @@ class ShardedReducer(Buckets):
         ]
         none = torch.zeros(1, device=self._buckets[0].flat.device)
         return torch.stack(norms or [none[0]]).double().square().sum()
-
-    def _exchange(self, ring_bytes: int, operation: Callable[[Any], dist.Work]) -> None:
-        if self.check:
-            self.check()
-        circle = self._joined().circle("shard")
-        self._waiting(True)
-        circle.wait(self.enter(ring_bytes, circle.ranks, lambda: circle.start(operation)))
-        self._waiting(False)

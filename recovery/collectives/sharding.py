@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from trainchaos.recovery.collectives.circle import require_no_group
+from trainchaos.recovery.collectives.lost import require_no_group
 
 _BACKEND = "rehearsal"
 

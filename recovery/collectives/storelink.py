@@ -15,7 +15,7 @@ from functools import partial
 
 import torch.distributed as dist
 
-from trainchaos.recovery.collectives.circle import GenerationLost, first_line
+from trainchaos.recovery.collectives.lost import GenerationLost, first_line
 from trainchaos.recovery.transport.reverse_dns import nameless
 
 PROBE_LIMIT_S = 0.2

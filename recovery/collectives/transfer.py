@@ -16,8 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from trainchaos.recovery.collectives import peer
-from trainchaos.recovery.collectives.circle import Circle, GenerationLost
+from trainchaos.recovery.collectives.group import Circle, GenerationLost
 from trainchaos.recovery.state.digest import own_memory
 from trainchaos.recovery.state.optimizer_state import Slots
 from trainchaos.recovery.state.parts import local
@@ -137,8 +136,8 @@ class _Direct:
     def start(self, message: Tensor) -> list[Any]:
         tag = next(self._tags)
         if self.feeds:
-            return [peer.send(self.circle, message, to, tag) for to in self.feeds]
-        return [peer.receive(self.circle, message, self.source, tag)]
+            return [self.circle.send(message, to, tag) for to in self.feeds]
+        return [self.circle.receive(message, self.source, tag)]
 
 
 def _send(

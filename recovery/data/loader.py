@@ -1,7 +1,7 @@
 """A data loader with workers that delivers exactly the samples a step asks for.
 
-The workers are torchdata's StatefulDataLoader's. They compute what this rank will need if no
-failure happens: the coming steps' micro-batches, which are a pure function of the step, the rank,
+The workers are those of torch's DataLoader. They compute what this rank will need if no failure
+happens: the coming steps' micro-batches, which are a pure function of the step, the rank,
 the number of ranks and the samples left out. After a failure, batches computed ahead may be stale.
 They need no invalidation: each batch carries the step and the ids it was made for, and one that
 does not match the request is thrown away, with all that follow it.
@@ -21,22 +21,18 @@ import os
 import random
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy
 import torch
-from torch.utils.data import Dataset, IterableDataset, Sampler, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
 from trainchaos.recovery.data.order import MicroBatch
 from trainchaos.recovery.process import processes
-
-if TYPE_CHECKING:
-    from torchdata.stateful_dataloader import StatefulDataLoader
 
 LIMIT_S = 300.0
 LOOK_S = 0.1
@@ -96,12 +92,12 @@ class Loader:
         self._plan = plan
         self._dataset = _Keyed(dataset, plan.seed)
         self._collate = collate_fn or default_collate
-        self._sampler = StepSampler(plan)
+        self._sampler = _StepSampler(plan)
         self._batches: Any = None  # an iterator over (keys, batch)
         self._restarting: Future[Any] | None = None
         self._limit_s = limit_s
         self.workers: Sequence[Any] = ()
-        self.stateful: StatefulDataLoader[Any] | None = None
+        self._ahead: DataLoader[Any] | None = None
         if num_workers:
             self._start(num_workers, prefetch, limit_s)
 
@@ -118,7 +114,7 @@ class Loader:
         number = self._plan.done + 1
         keys = [(number, sample) for sample in samples]
         place = self._place(number, samples)
-        if self.stateful is None or place is None:
+        if self._ahead is None or place is None:
             with _generators_kept():
                 return self._collate([self._dataset[key][1] for key in keys])
         self._refuse_lost_workers()
@@ -191,9 +187,9 @@ class Loader:
 
     def _begin_anew(self, made: Future[Any]) -> None:
         try:
-            assert self.stateful is not None
+            assert self._ahead is not None
             self._patience(self._limit_s)
-            batches = iter(self.stateful)
+            batches = iter(self._ahead)
             self._patience(LOOK_S)
             made.set_result(batches)
         except BaseException as error:
@@ -203,7 +199,7 @@ class Loader:
         """Limit of torch's own wait for a worker. Nothing is lost after it: a late batch comes
         next.
         """
-        iterator = getattr(self.stateful, "_iterator", None)
+        iterator = getattr(self._ahead, "_iterator", None)
         if iterator is not None:
             iterator._timeout = seconds
 
@@ -215,16 +211,8 @@ class Loader:
                 )
 
     def _start(self, num_workers: int, prefetch: int, limit_s: float) -> None:
-        try:
-            from torchdata.stateful_dataloader import StatefulDataLoader
-        except ImportError as error:
-            raise ImportError(
-                f"job.loader(num_workers={num_workers}) needs torchdata: install the extra 'data' "
-                "(pip install 'trainchaos[data]'), or use num_workers=0"
-            ) from error
-        warnings.filterwarnings("ignore", message="'set_vital' is deprecated", category=UserWarning)
         before = multiprocessing.active_children()
-        self.stateful = StatefulDataLoader(
+        self._ahead = DataLoader(
             self._dataset,
             batch_sampler=self._sampler,
             num_workers=num_workers,
@@ -237,13 +225,13 @@ class Loader:
             # else it draws its seed from the generator that training uses
             generator=torch.Generator(),
         )
-        iter(self.stateful)  # forks the workers; there is nothing to load yet
+        iter(self._ahead)  # forks the workers; there is nothing to load yet
         self.workers = [child for child in multiprocessing.active_children() if child not in before]
 
 
-class StepSampler(Sampler[list[Key]]):
-    """The (step, place among its micro-batches) pairs that a rank loads from ``start`` on. A pure
-    function of that and of the plan.
+class _StepSampler(Sampler[list[Key]]):
+    """The (step, sample) pairs of each micro-batch that a rank loads from ``start``, a step and a
+    place among its micro-batches, on. A pure function of that and of the plan.
     """
 
     def __init__(self, plan: LoaderJob) -> None:
@@ -251,36 +239,14 @@ class StepSampler(Sampler[list[Key]]):
         self.start = (plan.done + 1, 0)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        return _Positions(self._plan, *self.start)
-
-
-class _Positions(Iterator[list[Key]]):
-    """An iterator whose state is its position."""
-
-    def __init__(self, plan: LoaderJob, step: int, place: int) -> None:
-        self._plan = plan
-        self._step = step
-        self._place = place
-
-    def __next__(self) -> list[Key]:
-        while self._plan.world and self._step <= self._plan.steps:
+        plan, (first, place) = self._plan, self.start
+        for step in range(first, plan.steps + 1) if plan.world else ():
             try:
-                micros = self._plan.micro_batches(self._step)
+                micros = plan.micro_batches(step)
             except RuntimeError:
-                break  # nothing of that step is left; the step itself says so when it comes
-            if self._place < len(micros):
-                self._place += 1
-                return [(self._step, sample) for sample in micros[self._place - 1].samples]
-            self._step, self._place = self._step + 1, 0
-        raise StopIteration
-
-    def state_dict(self) -> dict[str, int]:
-        """For StatefulDataLoader."""
-        return {"step": self._step, "place": self._place}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Put back what ``state_dict`` returned."""
-        self._step, self._place = state["step"], state["place"]
+                return  # nothing of that step is left; the step itself says so when it comes
+            for micro in micros[place if step == first else 0 :]:
+                yield [(step, sample) for sample in micro.samples]
 
 
 class _Keyed(Dataset[tuple[Key, Any]]):

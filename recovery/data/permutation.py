@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 ROUNDS = 4
@@ -54,45 +54,37 @@ class Permutation:
 
     def of(self, indices: range) -> list[int]:
         """Where these go, in order."""
-        if len(indices) < AT_ONCE or not self._tables[0]:
-            return [self.at(index) for index in indices]
+        return self._many(indices, self.at, inverse=False)
+
+    def indices_of(self, values: Sequence[int]) -> list[int]:
+        """Which index goes to each of these."""
+        return self._many(values, self.index_of, inverse=True)
+
+    def _many(
+        self, numbers: Sequence[int], one: Callable[[int], int], *, inverse: bool
+    ) -> list[int]:
+        if len(numbers) < AT_ONCE or not self._tables[0]:
+            return [one(number) for number in numbers]
         import numpy
 
-        if indices[0] < 0 or indices[-1] >= self.size:
-            raise ValueError(f"{indices} is not in [0, {self.size})")
-        index = numpy.arange(indices.start, indices.stop, indices.step, dtype=numpy.int64)
-        outside = numpy.arange(len(index))
+        found = numpy.array(numbers, dtype=numpy.int64)
+        if found.min() < 0 or found.max() >= self.size:
+            raise ValueError(f"{numbers} are not all in [0, {self.size})")
+        outside, tables = numpy.arange(len(found)), list(enumerate(self._tables))
         while len(outside):
-            left, right = index[outside] >> self._half, index[outside] & self._mask
-            for number, table in enumerate(self._tables):
+            left, right = found[outside] >> self._half, found[outside] & self._mask
+            if inverse:  # the other way round is the same with halves and rounds exchanged
+                left, right = right, left
+            for number, table in reversed(tables) if inverse else tables:
                 known = numpy.frombuffer(table, dtype=numpy.intc)
                 for value in numpy.unique(right[known[right] < 0]).tolist():
                     self._round(number, value)
                 left, right = right, left ^ known[right]
-            index[outside] = (left << self._half) | right
-            outside = outside[index[outside] >= self.size]
-        return [int(value) for value in index.tolist()]
-
-    def indices_of(self, values: Sequence[int]) -> list[int]:
-        """Which index goes to each of these."""
-        if len(values) < AT_ONCE or not self._tables[0]:
-            return [self.index_of(value) for value in values]
-        import numpy
-
-        value = numpy.asarray(values, dtype=numpy.int64)
-        if value.min() < 0 or value.max() >= self.size:
-            raise ValueError(f"values are not in [0, {self.size})")
-        outside = numpy.arange(len(value))
-        while len(outside):
-            left, right = value[outside] >> self._half, value[outside] & self._mask
-            for number, table in reversed(list(enumerate(self._tables))):
-                known = numpy.frombuffer(table, dtype=numpy.intc)
-                for round_of in numpy.unique(left[known[left] < 0]).tolist():
-                    self._round(number, round_of)
-                left, right = right ^ known[left], left
-            value[outside] = (left << self._half) | right
-            outside = outside[value[outside] >= self.size]
-        return [int(index) for index in value.tolist()]
+            if inverse:
+                left, right = right, left
+            found[outside] = (left << self._half) | right
+            outside = outside[found[outside] >= self.size]
+        return [int(number) for number in found.tolist()]
 
     def _round(self, number: int, right: int) -> int:
         table = self._tables[number]

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainchaos.chaos.events.log import Kind, Tail
 from trainchaos.recovery.health.readings import Problem, Problems
-from trainchaos.recovery.playbook.book import by_xid
+from trainchaos.recovery.playbook.book import playbook
 from trainchaos.recovery.playbook.entry import Entry
 
 MOST_BYTES = 1 << 20
@@ -95,7 +95,7 @@ def entry_of(what: str, code: object) -> Entry | None:
     means what XID 48 does; its ``code`` does not count. Raises PlaybookError.
     """
     number = {"xid": code, "ecc": 48}.get(what)
-    return by_xid(number) if type(number) is int else None
+    return playbook().by_xid(number) if type(number) is int else None
 
 
 class ReportFile:

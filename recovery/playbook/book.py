@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import re
 import signal as signals
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from trainchaos.chaos.errors import ChaosError
 from trainchaos.recovery.playbook.entry import Entry, Tells
-from trainchaos.recovery.playbook.load import FILE, read_entries
 from trainchaos.recovery.playbook.rank import Findings, Match
 
+FILE = Path(__file__).with_name("playbook.toml")
 LONGEST_LINE = 8192
 """Of a longer line, both ends are searched: no expression may take long."""
 LINES_AT_ONCE = 1000
@@ -63,6 +68,17 @@ _SPECIAL = frozenset(".^$+)]}")
 _OPENS = {"(": ")", "[": "]", "{": "}"}
 
 
+class PlaybookError(ChaosError):
+    """The playbook's file is damaged; the message names it and the place."""
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    """``sources``: name -> address."""
+
+    sources: dict[str, str]
+    entry: list[Entry]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Playbook:
     """Entries in the order of their file."""
@@ -71,26 +87,26 @@ class Playbook:
 
     def by_id(self, name: str) -> Entry | None:
         """The entry of that id."""
-        return self._ids.get(name)
+        return self._signs.get(("id", name))
 
     def by_xid(self, number: int) -> Entry | None:
         """The entry of an NVIDIA XID."""
-        return self._xids.get(number)
+        return self._signs.get(("xid", number))
 
     def by_sxid(self, number: int) -> Entry | None:
         """The entry of an NVSwitch's SXid."""
-        return self._sxids.get(number)
+        return self._signs.get(("sxid", number))
 
     def by_signal(self, which: int | str) -> Entry | None:
         """The entry of a signal by its number or its name, with or without ``SIG``."""
-        return self._signals.get(signal_name(which))
+        return self._signs.get(("signal", signal_name(which)))
 
     def by_exit_code(self, code: int) -> Entry | None:
         """The entry of an exit code. 128 + n, as a shell reports it, and -n, as Python and torchrun
         do, are those of signal n.
         """
-        if code in self._exits:
-            return self._exits[code]
+        if own := self._signs.get(("exit", code)):
+            return own
         number = -code if code < 0 else code - SHELL_SIGNAL
         if BYTE - code in FATAL:  # -n of Python as the byte that a launcher passes on
             number = BYTE - code
@@ -149,24 +165,8 @@ class Playbook:
         return tuple(entry for entry in self.entries if entry.pattern)
 
     @cached_property
-    def _ids(self) -> dict[str, Entry]:
-        return {entry.id: entry for entry in self.entries}
-
-    @cached_property
-    def _xids(self) -> dict[int, Entry]:
-        return {number: entry for entry in self.entries for number in entry.xids}
-
-    @cached_property
-    def _sxids(self) -> dict[int, Entry]:
-        return {number: entry for entry in self.entries for number in entry.sxids}
-
-    @cached_property
-    def _exits(self) -> dict[int, Entry]:
-        return {number: entry for entry in self.entries for number in entry.exits}
-
-    @cached_property
-    def _signals(self) -> dict[str, Entry]:
-        return {entry.signal: entry for entry in self.entries if entry.signal}
+    def _signs(self) -> dict[tuple[str, int | str], Entry]:
+        return {sign: entry for entry in self.entries for sign in entry.signs}
 
     @cached_property
     def _places(self) -> dict[str, int]:
@@ -175,12 +175,15 @@ class Playbook:
     @property
     def xids(self) -> tuple[int, ...]:
         """Every XID that has an entry, in order."""
-        return tuple(sorted(self._xids))
+        return self._numbers("xid")
 
     @property
     def sxids(self) -> tuple[int, ...]:
         """Every SXid that has an entry, in order."""
-        return tuple(sorted(self._sxids))
+        return self._numbers("sxid")
+
+    def _numbers(self, kind: str) -> tuple[int, ...]:
+        return tuple(sorted(int(n) for of, n in self._signs if of == kind))
 
 
 def _may_find(entry: Entry, text: str) -> bool:
@@ -215,7 +218,21 @@ def signal_name(which: int | str) -> str:
 
 def read_playbook(path: Path = FILE) -> Playbook:
     """The playbook of a file. Raises PlaybookError."""
-    return Playbook(entries=read_entries(path))
+    try:
+        tree = tomllib.loads(path.read_text())
+        file = msgspec.convert(tree, _File, dec_hook=_pattern)
+        named = [
+            msgspec.structs.replace(one, sources=tuple(file.sources[name] for name in one.sources))
+            for one in file.entry
+        ]
+    except (OSError, ValueError, KeyError, re.error) as error:
+        raise PlaybookError(f"{path} is damaged: {error}") from error
+    return Playbook(entries=tuple(named))
+
+
+def _pattern(_: type, text: str) -> Any:
+    """Case counts, and ``^`` and ``$`` stand for the ends of a line."""
+    return re.compile(text, re.MULTILINE)
 
 
 @cache

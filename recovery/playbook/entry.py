@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 
 class Cause(StrEnum):
@@ -99,8 +100,13 @@ class Tells(StrEnum):
     EFFECT = "effect"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    rename={"xids": "xid", "sxids": "sxid", "exits": "exit"},
+):
     """One sign. One of ``xids``, ``sxids``, ``signal``, ``exits`` and ``pattern`` is given.
 
     ``move``: credible as a warning, so that work leaves the device at once; ``note``: reserve or
@@ -114,10 +120,10 @@ class Entry:
     meaning: str
     cause: Cause
     owner: Owner
-    likelihood: Likelihood
+    likelihood: Likelihood = Likelihood.STATED
     action: Action
-    move: bool
-    tells: Tells
+    move: bool = False
+    tells: Tells = Tells.CAUSE
     sources: tuple[str, ...]
     note: str = ""
     xids: tuple[int, ...] = ()
@@ -129,6 +135,13 @@ class Entry:
     unless: re.Pattern[str] | None = None
     explains: tuple[str, ...] = ()
     orders: bool = False
+
+    @property
+    def signs(self) -> tuple[tuple[str, int | str], ...]:
+        """What it is looked up by, but for ``pattern``."""
+        numbers = (("xid", self.xids), ("sxid", self.sxids), ("exit", self.exits))
+        found = [(kind, number) for kind, each in numbers for number in each]
+        return ("id", self.id), *found, *([("signal", self.signal)] if self.signal else [])
 
     @property
     def matches(self) -> str:

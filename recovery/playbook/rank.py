@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from trainchaos.recovery.playbook.entry import Cause, Entry, Tells
 
 LEVEL = {Tells.CAUSE: 30.0, Tells.HINT: 20.0, Tells.EFFECT: 10.0}
@@ -183,7 +185,7 @@ def _with_orders(found: list[Match]) -> list[Match]:
     if order is None or not found or found[0].entry.cause not in _OF_DEVICES:
         return found
     first = found[0].entry
-    said = replace(first, action=order.action, move=order.move, note=order.meaning)
+    said = structs.replace(first, action=order.action, move=order.move, note=order.meaning)
     return [replace(found[0], entry=said if first.id != order.id else first), *found[1:]]
 
 

@@ -44,7 +44,7 @@ class CopyPlan:
         return replace(self, copies=copies, direct=frozenset(direct))
 
     def orders(self) -> list[dict[str, Any]]:
-        """What each rank is told, as fields of ``recovery.transport.wire.Join``."""
+        """What each rank is told, as fields of ``recovery.transport.wire.StateSource``."""
         common = {self.layout.shard_of(giver): giver for giver in self.copies.values()}
         feeds: dict[int, list[int]] = {}
         for rank, giver in self.copies.items():
@@ -56,11 +56,10 @@ class CopyPlan:
     ) -> dict[str, Any]:
         shard, receives = self.layout.shard_of(rank), rank in self.copies
         if shard not in self.direct:
-            return {"rank": rank, "source": common.get(shard, -1), "receives": receives}
+            return {"source": common.get(shard, -1), "receives": receives}
         source = self.copies.get(rank, rank if rank in feeds else -1)
         fed = feeds.get(rank, [])
-        fields = {"rank": rank, "source": source, "receives": receives}
-        return {**fields, "direct": True, "feeds": fed}
+        return {"source": source, "receives": receives, "direct": True, "feeds": fed}
 
 
 def each_sends(lacking: Sequence[int], holders: Sequence[int]) -> int:

@@ -111,19 +111,16 @@ def exchange_of(asked: Literal["auto", "gloo", "nccl"], *, own_gpus: bool) -> Ex
     return Exchange(asked, shared_gpus=asked == "nccl" and not own_gpus)
 
 
-class JobConfig(BaseModel):
-    """Configuration of a rank. ``world``: full world size; ``shards``: ranks that hold one copy of
-    the model (see ``recovery.policy.layout``); ``mesh``: how those are arranged, None: all along
-    ``shard``; ``samples``: size of the data set; ``batch``: see Strategy; ``determinism``:
-    ``elastic`` gives bit-identical results whatever the world size.
+Determinism = Literal["default", "elastic"]
 
-    ``shared_gpus``: see Exchange.
 
-    ``checkpoint_every``: steps, "30s" or "auto" (see ``recovery.policy.interval``), 0 for never;
+class RankSettings(BaseModel):
+    """What its supervisor alone says of a process. ``world``: full world size; ``shards``: ranks
+    that hold one copy of the model (see ``recovery.policy.layout``); ``mesh``: how those are
+    arranged, None: all along ``shard``; ``batch``: see Strategy; ``shared_gpus``: see Exchange;
     ``memory``: checkpoints in memory besides, None: none; ``fresh``: the job began with initial
     values, and checkpoints of earlier jobs are left alone; ``job_id``: the same in all processes of
-    a job, and in no other (see ``recovery.checkpoint.files.fence``); ``collective_timeout_s``,
-    ``form_timeout_s``: last resorts, the supervisor is faster; ``sync``, ``sync_lag``,
+    a job, and in no other (see ``recovery.checkpoint.files.fence``); ``sync``, ``sync_lag``,
     ``rehearse`` (of spares alone): see SpareSync.
     """
 
@@ -133,18 +130,10 @@ class JobConfig(BaseModel):
     world: int
     shards: int = 1
     mesh: Mesh | None = None
-    determinism: Literal["default", "elastic"] = "default"
-    steps: int
-    global_batch: int
-    samples: int
-    seed: int
     batch: Literal["constant", "shrink"] = "constant"
     backend: Backend = "gloo"
     shared_gpus: bool = False
-    checkpoint_dir: Path | None
-    checkpoint_every: int | str
-    checkpoint_keep: int
-    saves: Saves = Saves()
+    checkpoint_dir: Path | None = None
     verify_every: int | None = None
     nonfinite: Literal["retry", "skip", "rollback"] = "retry"
     sync: Sync = "none"
@@ -155,6 +144,23 @@ class JobConfig(BaseModel):
     device: str = "cpu"
     fresh: bool = False
     job_id: str = ""
+
+
+class JobConfig(RankSettings):
+    """Configuration of a rank. ``samples``: size of the data set; ``determinism``: ``elastic``
+    gives bit-identical results whatever the world size; ``checkpoint_every``: steps, "30s" or
+    "auto" (see ``recovery.policy.interval``), 0 for never; ``collective_timeout_s``,
+    ``form_timeout_s``: last resorts, the supervisor is faster.
+    """
+
+    determinism: Determinism = "default"
+    steps: int
+    global_batch: int
+    samples: int
+    seed: int
+    checkpoint_every: int | str
+    checkpoint_keep: int
+    saves: Saves = Saves()
     collective_timeout_s: float = COLLECTIVE_TIMEOUT_S
     form_timeout_s: float = FORM_TIMEOUT_S
 

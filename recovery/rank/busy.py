@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from trainchaos.chaos.events.log import Kind
-from trainchaos.recovery.collectives.circle import GenerationLost
+from trainchaos.recovery.collectives.lost import GenerationLost
 
 LIMIT_S = 3600.0
 LONGEST = 200  # characters kept of the description
@@ -19,21 +19,10 @@ LONGEST = 200  # characters kept of the description
 
 class Busy:
     """Lasts from its creation to the end of its ``with`` block or, without a block, to the next
-    phase of a step. ``ended``: called once, with the duration in seconds; ``lost``: called when the
-    generation is lost within the block, returns whether that ends the block without an error.
+    phase of a step. ``outer``: the block that it is inside of.
     """
 
-    def __init__(
-        self,
-        what: str,
-        limit_s: float,
-        *,
-        note: Callable[[int], None],
-        wanted: Callable[[], bool],
-        outer: Busy | None = None,
-        ended: Callable[[Busy, float], None] = lambda busy, seconds: None,
-        lost: Callable[[GenerationLost], bool] = lambda error: False,
-    ) -> None:
+    def __init__(self, blocks: BusyBlocks, what: str, limit_s: float, outer: Busy | None) -> None:
         if not 0 < limit_s < float("inf"):
             raise ValueError(
                 f"busy with {what} for {limit_s} s: say how long it may take, more than 0 seconds"
@@ -41,20 +30,17 @@ class Busy:
         self.what = str(what)[:LONGEST]
         self.outer = outer
         self.limit_s = math.ceil(limit_s)
-        self._note = note
-        self._wanted = wanted
         self.inside = False
-        self._ended = ended
-        self._lost = lost
+        self._blocks = blocks
         self._since_s: float | None = time.monotonic()
-        note(self.limit_s)
+        blocks.note(self.limit_s)
 
     @property
     def wanted(self) -> bool:
         """Whether another rank has failed and the job waits for this one: a long evaluation may
         stop early then.
         """
-        return self._wanted()
+        return self._blocks.wanted()
 
     def __enter__(self) -> Busy:
         self.inside = True
@@ -67,15 +53,15 @@ class Busy:
         trace: TracebackType | None,
     ) -> bool:
         self.inside = False
-        self._note(self.outer.limit_s if self.outer is not None else 0)
+        self._blocks.note(self.outer.limit_s if self.outer is not None else 0)
         self.end()
-        return self.outer is None and isinstance(error, GenerationLost) and self._lost(error)
+        return self.outer is None and isinstance(error, GenerationLost) and self._blocks.lost(error)
 
     def end(self) -> None:
         """End it, if it has not ended yet."""
         since_s, self._since_s = self._since_s, None
         if since_s is not None:
-            self._ended(self, time.monotonic() - since_s)
+            self._blocks.ended(self, time.monotonic() - since_s)
 
 
 class BusyBlocks:
@@ -84,7 +70,8 @@ class BusyBlocks:
 
     ``note``: tells the supervisor for how many seconds the rank may be busy; ``write``: logs an
     event; ``rank``: its number, negative in a spare; ``wanted``: whether the generation is over;
-    ``lost``: see Busy.
+    ``lost``: called when the generation is lost within a block, returns whether that ends the block
+    without an error.
     """
 
     def __init__(
@@ -96,25 +83,15 @@ class BusyBlocks:
         wanted: Callable[[], bool],
         lost: Callable[[GenerationLost], bool] = lambda error: False,
     ) -> None:
-        self._lost = lost
-        self._note = note
+        self.note, self.wanted, self.lost = note, wanted, lost
         self._write = write
         self._rank = rank
-        self._wanted = wanted
         self._innermost: Busy | None = None
 
     def begin(self, what: str, limit_s: float) -> Busy:
         """The rank is busy from now on. Raises ValueError for a limit that is not above 0 s."""
         outer = self.entered()
-        busy = Busy(
-            what,
-            limit_s,
-            note=self._note,
-            wanted=self._wanted,
-            outer=outer,
-            ended=self._ended,
-            lost=self._lost,
-        )
+        busy = Busy(self, what, limit_s, outer)
         if self._innermost is not None and self._innermost is not outer:
             self._innermost.end()  # a call without a block lasts until the next call
         self._innermost = busy
@@ -133,9 +110,10 @@ class BusyBlocks:
         if self._innermost is not None and self.entered() is None:
             self._innermost.end()
             self._innermost = None
-            self._note(0)
+            self.note(0)
 
-    def _ended(self, busy: Busy, seconds: float) -> None:
+    def ended(self, busy: Busy, seconds: float) -> None:
+        """What the rank was busy with is done."""
         rank = self._own_rank()
         self._write(Kind.BUSY_ENDED, rank=rank, what=busy.what, seconds=round(seconds, 6))
 

@@ -8,30 +8,15 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from trainchaos.recovery.collectives.group import GenerationLost
-from trainchaos.recovery.collectives.reducer import Reducer
+from trainchaos.recovery.collectives.lost import GenerationLost
+from trainchaos.recovery.collectives.reduce import Reducer
 from trainchaos.recovery.data.order import blamed_share
+from trainchaos.recovery.rank.step import JobContext, LossOf, Step
 from trainchaos.recovery.transport.wire import MOST_BLAMED
 
-if TYPE_CHECKING:
-    from trainchaos.recovery.rank.job import Job
-    from trainchaos.recovery.rank.step import Step
-
-
-@runtime_checkable
-class AgreeingReducer(Protocol):
-    """A reducer whose ranks agree on what to compute together."""
-
-    def agree(self, yes: bool) -> bool:
-        """Whether all ranks pass true. Raises GenerationLost."""
-
-
-LossOf = Callable[[list[int]], Tensor]
-"""The summed loss of these samples, computed as in training."""
 MAX_CONTROLS = 3
 
 
@@ -60,7 +45,7 @@ def spoilt_samples(
     return [] if not controls and len(found) == len(samples) else found
 
 
-def samples_to_blame(job: Job, step: Step, blamed: tuple[int, ...]) -> list[int]:
+def samples_to_blame(job: JobContext, step: Step, blamed: tuple[int, ...]) -> list[int]:
     """The samples of this rank that are non-finite by themselves, after redoing the step did not
     help; else none. All of its samples, where the job leaves out the share of the rank to blame and
     that share fits in one message. The number of single samples is bounded: the job ends at far
@@ -102,7 +87,7 @@ def samples_to_blame(job: Job, step: Step, blamed: tuple[int, ...]) -> list[int]
     others = [sample for sample in job.due(step.number) if sample not in suspected]
     # A rank with a part of the model computes nothing alone: all ranks compute, and each reports
     # its own samples.
-    agree = sharded.agree if isinstance(sharded, AgreeingReducer) else None
+    agree = sharded.agree if sharded is not None else None
     try:
         with _statistics_stand_still(job.state.model):
             found = spoilt_samples(alone, job.reducer, suspects, others, prepare, agree)
@@ -128,7 +113,7 @@ def _statistics_stand_still(model: nn.Module) -> Iterator[None]:
             layer.train()
 
 
-def _share(job: Job, number: int, rank: int) -> list[int]:
+def _share(job: JobContext, number: int, rank: int) -> list[int]:
     batches = job.micro_batches(number, rank)
     return [sample for batch in batches for sample in batch.samples[: batch.count]]
 

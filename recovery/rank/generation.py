@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import xxhash
 
 from trainchaos.chaos.events.log import Kind
-from trainchaos.recovery.checkpoint import own
-from trainchaos.recovery.collectives.group import GenerationLost, Group
-from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups
+from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.collectives.lost import GenerationLost
 from trainchaos.recovery.collectives.storelink import StoreLink
-from trainchaos.recovery.policy.interval import Wanted
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.rank.acquire_state import take_state
-from trainchaos.recovery.rank.membership import Why, rewinds_in, stays_connected
-from trainchaos.recovery.rank.promotion import fed_at, settle, take_part, take_place
+from trainchaos.recovery.rank.membership import Why, stays_connected
 from trainchaos.recovery.rank.recipe import Attached
+from trainchaos.recovery.rank.step import JobContext
 from trainchaos.recovery.standby.aside import AsideGroup
 from trainchaos.recovery.standby.groups import CONNECT_LIMIT_S, StandbyGroups
 from trainchaos.recovery.state.fingerprint import sampled_digest
@@ -30,15 +27,14 @@ from trainchaos.recovery.transport.versions import versions
 from trainchaos.recovery.transport.wire import (
     Finished,
     Follow,
+    Following,
     Join,
     Joined,
     Ready,
     Settle,
+    Settled,
     StandBy,
 )
-
-if TYPE_CHECKING:
-    from trainchaos.recovery.rank.job import Job
 
 CHANGED_LATE = (
     "has changed a large tensor that no step had changed before, so that there is no copy of it:"
@@ -47,37 +43,56 @@ CHANGED_LATE = (
 
 
 class Generations:
-    """Owns the process group that the rank trains in, and a former one that is still connected.
-    Used by the training thread.
+    """Joins and leaves the process groups that the rank trains in; a former one may be connected
+    still. Used by the training thread.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: JobContext, attached: Attached) -> None:
         self._job = job
+        self._attached = attached
         self._link = StoreLink()
-        self._group: Group | None = None
         self._retired: Group | None = None
-        self._lasting: JobGroups | None = None
         self._standby = StandbyGroups(self._aside, job.agent.channel.send)
         if job.config.backend == "gloo":
             job.agent.on_stand_by = self._standby.ask
 
-    @property
-    def member(self) -> bool:
-        """Whether this process is in a generation."""
-        return self._group is not None
-
-    def obey(self, order: Join | Follow | Settle, attached: Attached) -> None:
-        """Join a generation, or as a spare take a place or say what is held; see ``join``,
-        ``take_place`` and ``settle``.
-        """
+    def obey(self, order: Join | Follow | Settle) -> None:
+        """Join a generation, or as a spare take a place, or say what is held."""
         if isinstance(order, Follow):
-            take_place(self._job, order, attached)
+            self._follow(order)
         elif isinstance(order, Settle):
-            settle(self._job)
+            live = self._job.live
+            step = -1 if live is None else live.settled(self._job.check)
+            self._job.agent.channel.send(Settled(step=step))
         else:
-            self.join(order, attached)
+            self._join(order)
 
-    def join(self, order: Join, attached: Attached) -> None:
+    def _follow(self, order: Follow) -> None:
+        """Hold the part that this spare is to follow, as a rank of the first replica would, and say
+        where it is fed. Raises RuntimeError where that cannot be.
+        """
+        job = self._job
+        if job.live is None:
+            return
+        job.layout = Layout(world=job.config.world, shards=job.config.shards)
+        before = job.rank, job.world
+        job.rank, job.world = order.shard, job.config.world  # the script's cut may ask for them
+        try:
+            self._take_part(order.shard)
+        finally:
+            job.rank, job.world = before
+        job.live.waits()
+        job.agent.channel.send(Following(shard=order.shard, live=job.live.address))
+
+    def _take_part(self, rank: int) -> None:
+        """Hold the part of the model that this rank does, if it is not held yet. Raises
+        RuntimeError where that cannot be.
+        """
+        job = self._job
+        if self._attached.take_part(rank, job.layout) and job.live is not None:
+            job.live.feeds.prepare(job.reducer)
+
+    def _join(self, order: Join) -> None:
         """Join a generation once its ranks are connected and this one has its state; parks if the
         generation is lost meanwhile. Raises RuntimeError where this process cannot hold its part of
         the model, NothingToRestore, Fenced.
@@ -86,24 +101,24 @@ class Generations:
         self.leave()
         job.member.joins(order)
         if job.live is not None:
-            job.live.joins(settles=order.live >= 0, receives=order.receives)
+            job.live.joins(settles=order.state.live >= 0, receives=order.state.receives)
             job.member.holding.valid |= job.live.brings
         job.rank, job.world = order.rank, order.world
         job.layout = Layout(world=job.world, shards=order.shards)
-        take_part(job, attached, job.rank)
+        self._take_part(job.rank)
         job.writer.generation = order.generation
-        job.examine = order.examine
+        job.examine = order.resume.examine
         job.marks.begin(order.generation, job.state.step)
         job.marks.collective(0)
         job.marks.enter(progress_counters.JOINING)
         job.pausing = False
         ready = self._standby.take(order.standby)
-        group = self._group = ready or self._group_of(order)
+        group = job.group = ready or self._group_of(order)
         job.agent.entering(group)
         job.checkpoints.joined(job.rank, job.layout, order.generation)
-        if (rewinds := rewinds_in(order)) is not None:
-            job.checkpoints.told(rewinds)
-        job.checkpoints.distrust(order.doubts, deletes=job.rank == 0)
+        if order.resume.rewinds is not None:
+            job.checkpoints.told(order.resume.rewinds)
+        job.checkpoints.distrust(order.resume.doubts, deletes=job.rank == 0)
         try:
             if ready is not None:
                 ready.adopt(order.generation, job.check)
@@ -116,9 +131,8 @@ class Generations:
         job.member.begins(job.state.step)
         job.checkpoints.began(job.state.step)
         job.reducer.new_generation(group)
-        self._lasting = attached.groups
-        if self._lasting is not None:
-            self._lasting.join(group)
+        if self._attached.groups is not None:
+            self._attached.groups.join(group)
         job.marks.commit(job.state.step)
         tell_joined(job, checkpoint)
         job.member.joined()
@@ -182,7 +196,7 @@ class Generations:
             print(f"step {job.state.step + 1} {CHANGED_LATE}", file=sys.stderr, flush=True)
             held.gives_up()
         if stays:
-            self._retired, self._group = self._group, None
+            self._retired, job.group = job.group, None
             self._out()
         else:
             self.leave()
@@ -195,81 +209,52 @@ class Generations:
         )
         job.agent.channel.send(said)
 
-    def end(self, attached: Attached) -> None:
+    def finish(self, finished: Finished, last_work: Callable[[], object] | None) -> None:
+        """Report the end, once rank 0 has done the ``last_work``, or refuse to end the job with a
+        bad state: no step follows whose loss or gradient would show it.
+        """
+        job, bad = self._job, self._job.state.not_finite()
+        job.marks.enter(progress_counters.IDLE)
+        if bad is None:
+            if job.rank == 0 and last_work is not None:
+                with job.busy("the end"):
+                    last_work()
+            job.agent.channel.send(finished)
+            return
+        text = f"after the last step {bad} is not finite: the state is refused"
+        print(text, file=sys.stderr, flush=True)
+        job.caught(job.state.step, [job.rank], "state")
+        self.park("nonfinite", blamed=[job.rank])
+
+    def end(self) -> None:
         """Leave the job."""
+        job = self._job
         self.leave()
         self._standby.close()
-        if attached.groups is not None:
-            attached.groups.end()
-        if self._job.live is not None:
-            self._job.live.close()
-        self._job.checkpoints.close()
-        self._job.reducer.let_go()
-
-    @contextmanager
-    def with_own(self, wanted: Wanted) -> Iterator[None]:
-        """The state has, for a checkpoint, what the other ranks that hold the same part have of
-        their own; see ``recovery.checkpoint.own``. Every rank calls it alike. Raises
-        GenerationLost.
-        """
-        job, group = self._job, self._group
-        if group is not None and job.checkpoints.keeps(wanted):
-            job.progress.exchange(True)
-            try:
-                job.state.own = own.gathered(job.state, group.holders, job.layout, job.marks.touch)
-            finally:
-                job.progress.exchange(False)
-        try:
-            yield
-        finally:
-            job.state.own = {}
+        if self._attached.groups is not None:
+            self._attached.groups.end()
+        if job.live is not None:
+            job.live.close()
+        job.checkpoints.close()
+        job.reducer.let_go()
 
     def leave(self) -> None:
         """Leave the generation and close the connections to all other ranks."""
-        for group in (self._group, self._retired):
+        for group in (self._job.group, self._retired):
             if group is not None:
                 group.leave()
-        self._group = self._retired = None
+        self._job.group = self._retired = None
         self._out()
 
     def _out(self) -> None:
-        if self._lasting is not None:
-            self._lasting.leave()
+        if self._attached.groups is not None:
+            self._attached.groups.leave()
         self._job.member.left()
         self._job.agent.left()
         self._job.marks.enter(progress_counters.IDLE)
 
 
-def announce(job: Job) -> None:
-    """Tell the supervisor that this process is built."""
-    config = job.config
-    mine = versions(
-        torch=torch.__version__, backend=config.backend, dtype=str(torch.get_default_dtype())
-    )
-    facts = config.model_dump(include={"steps", "samples", "global_batch", "seed"})
-    job.agent.channel.send(Ready(**facts, versions=mine, live=fed_at(job)))
-
-
-def tell_end(job: Job, finished: Finished) -> None:
-    """Report the end, once rank 0 has done what ``Job.at_end`` was given, or refuse to end the job
-    with a bad state: no step follows whose loss or gradient would show it.
-    """
-    bad = job.state.not_finite()
-    job.marks.enter(progress_counters.IDLE)
-    if bad is None:
-        if job.rank == 0 and job.last_work is not None:
-            with job.busy("the end"):
-                job.last_work()
-            job.last_work = None
-        job.agent.channel.send(finished)
-        return
-    text = f"after the last step {bad} is not finite: the state is refused"
-    print(text, file=sys.stderr, flush=True)
-    job.caught(job.state.step, [job.rank], "state")
-    job.generations.park("nonfinite", blamed=[job.rank])
-
-
-def starting_digest(job: Job) -> str:
+def starting_digest(job: JobContext) -> str:
     """Digest of this rank's state at the start of a generation, 16 hexadecimal digits; empty where
     no other rank holds the same state. Covers everything that is not a tensor, and some values of
     each tensor of at most SAMPLED parameters: two different states differ nearly everywhere, and
@@ -278,7 +263,7 @@ def starting_digest(job: Job) -> str:
     return "" if job.layout.replicas == 1 else sampled_digest(job.state)
 
 
-def tell_joined(job: Job, checkpoint: str | None) -> None:
+def tell_joined(job: JobContext, checkpoint: str | None) -> None:
     """Report to the supervisor that this rank is in the generation, and what it holds.
     ``checkpoint``: the one it restored.
     """
@@ -287,3 +272,13 @@ def tell_joined(job: Job, checkpoint: str | None) -> None:
     job.reducer.starts_with(xxhash.xxh3_64_hexdigest(f"{step}/{digest}".encode()) if digest else "")
     message = Joined(generation=job.generation, step=step, checkpoint=checkpoint, digest=digest)
     job.agent.channel.send(message)
+
+
+def announce(job: JobContext) -> None:
+    """Tell the supervisor that this process is built."""
+    config = job.config
+    mine = versions(
+        torch=torch.__version__, backend=config.backend, dtype=str(torch.get_default_dtype())
+    )
+    facts = config.model_dump(include={"steps", "samples", "global_batch", "seed"})
+    job.agent.channel.send(Ready(**facts, versions=mine, live=job.fed_at))

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
@@ -29,35 +29,20 @@ from trainchaos.chaos.events.log import EventWriter, Kind
 from trainchaos.recovery.checkpoint.checkpointer import Checkpointer
 from trainchaos.recovery.checkpoint.files.saving import RankHooks
 from trainchaos.recovery.collectives import nccl
-from trainchaos.recovery.collectives.dialing import Address
-from trainchaos.recovery.collectives.group import GenerationLost
-from trainchaos.recovery.collectives.nccl import recorder
-from trainchaos.recovery.collectives.reducer import Reducer
-from trainchaos.recovery.data import order
+from trainchaos.recovery.collectives.lost import GenerationLost
 from trainchaos.recovery.data.loader import LIMIT_S as LOADER_LIMIT_S
 from trainchaos.recovery.data.loader import Loader
-from trainchaos.recovery.data.plan import SamplePlan
 from trainchaos.recovery.detection.flight_recorder import recalled
 from trainchaos.recovery.policy.jobconfig import JobConfig
-from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.rank.agent import RankAgent
-from trainchaos.recovery.rank.busy import LIMIT_S, Busy, BusyBlocks
-from trainchaos.recovery.rank.examine import LossOf, samples_to_blame
-from trainchaos.recovery.rank.generation import Generations, announce, tell_end
-from trainchaos.recovery.rank.membership import Membership
-from trainchaos.recovery.rank.promotion import fed_at, listen, live_of
-from trainchaos.recovery.rank.recipe import (
-    Attached,
-    MakeOptimizer,
-    ModelRecipe,
-    Parallelize,
-)
+from trainchaos.recovery.rank.examine import samples_to_blame
+from trainchaos.recovery.rank.generation import Generations, announce
+from trainchaos.recovery.rank.recipe import Attached, MakeOptimizer, ModelRecipe, Parallelize
 from trainchaos.recovery.rank.rehearsal import Rehearsal
-from trainchaos.recovery.rank.step import NonFinite, Step, StepInProgress, StepProbe
+from trainchaos.recovery.rank.step import JobContext, LossOf, NonFinite, Step
 from trainchaos.recovery.spares.live import Live
 from trainchaos.recovery.state.misuse import guard_scaling, in_step
 from trainchaos.recovery.state.registered import Generator, MakeScheduler, Scheduler, Stateful
-from trainchaos.recovery.state.state import TrainState
 from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.progress_counters import MarkPage
 from trainchaos.recovery.transport.wire import Abort, LeaveOut, Stop
@@ -65,52 +50,24 @@ from trainchaos.recovery.transport.wire import Abort, LeaveOut, Stop
 __all__ = ["Job", "JobConfig"]
 
 
-class Job:
+class Job(JobContext):
     """One rank's membership in a supervised training job. Use from the training thread only.
 
-    ``rank`` (-1 in a spare) and ``world`` may change from step to step. Hooks for a fault injector:
-    ``probe``, ``dial`` (opens a connection to a process by another way), ``spoil`` (replaces the
-    loss of some samples) and ``on_attach``.
+    ``rank`` (-1 in a spare) and ``world`` may change from step to step. ``on_attach`` is a hook for
+    a fault injector, as those of ``JobContext``.
     """
 
-    state: TrainState
-    reducer: Reducer
-    checkpoints: Checkpointer
-    live: Live | None
+    generations: Generations
+    rehearsal: Rehearsal
     wrapped: bool  # the model came in DistributedDataParallel
 
     def __init__(
         self, config: JobConfig, agent: RankAgent, page: MarkPage, writer: EventWriter
     ) -> None:
-        self.config = config
-        self.agent = agent
-        self.marks = page
-        self.writer = writer
-        self.probe: StepProbe | None = None
-        self.dial: Callable[[str, Address], Address] | None = None
-        self.spoil: Callable[[list[int], Tensor], Tensor] | None = None
+        super().__init__(config, agent, page, writer)
         self.on_attach: Callable[[Job], None] | None = None
-        self.loss_of: LossOf | None = None
-        self.clip_norm = 0.0
-        self.examine = 0  # the step at which a non-finite value is to be traced to samples
-        self.pausing = False  # all ranks park after this step
         self.over = False
         self.last_work: Callable[[], object] | None = None
-        self.rank, self.world = -1, 0
-        self.layout = Layout(world=1)
-        self.arranged = config.arranged
-        self._plan = SamplePlan(config)
-        self.member = Membership(agent.heard, steps=config.steps)
-        self.blocks = BusyBlocks(
-            note=page.busy,
-            write=self.write,
-            rank=lambda: self.rank,
-            wanted=lambda: self.member.lost,
-            lost=self._lost_while_busy,
-        )
-        self.progress = StepInProgress(marks=page, blocks=self.blocks)
-        self.generations = Generations(self)
-        self.rehearsal = Rehearsal(self)
         self._attached: Attached | None = None
         self._announced = False
         if config.device.startswith("cuda"):
@@ -153,7 +110,8 @@ class Job:
             progress=self.progress,
         )
         self.state, self.reducer = attached.state, attached.reducer
-        self.live = live_of(self)
+        lives = self.config.sync == "live"
+        self.live = Live(self.config, self.state, self.write, self._not_fresh) if lives else None
         self.reducer.check = self.check
         self.reducer.reached = lambda: self.current.half_way()
         hooks = RankHooks(
@@ -170,8 +128,13 @@ class Job:
         self.loss_of = loss_of or self.loss_of
         guard_scaling()
         self._attached, self.wrapped = attached, attached.wrapped
+        self.generations = Generations(self, attached)
+        self.rehearsal = Rehearsal(self, attached)
         if self.on_attach is not None:
             self.on_attach(self)
+
+    def _not_fresh(self) -> None:
+        self.member.holding.fresh = False
 
     def register(
         self,
@@ -213,8 +176,7 @@ class Job:
         ``prefetch``: batches each worker computes ahead; ``collate_fn``: default torch's. With
         ``num_workers=0`` samples are computed when they are requested. ``limit_s``: how long data
         may take to come; a rank that waits for its workers is not taken for hung until then. Raises
-        ImportError when torchdata is not installed, TypeError for an iterable dataset, RuntimeError
-        before ``attach``.
+        TypeError for an iterable dataset, RuntimeError before ``attach``.
         """
         self._require_attached("loader(dataset)")
         return Loader(
@@ -243,10 +205,14 @@ class Job:
         does so if the script did not.
         """
         self._require_attached("ready()").rehearse()
-        listen(self)
+        if self.live is not None:
+            self.agent.on_feed = self.live.feeds.told
+            if self.config.shards == 1:  # else once it is told which part to follow
+                self.live.feeds.prepare(self.reducer)
+                self.live.waits()
         back = self.config.backend
-        self.agent.status = lambda n: self.member.status(self.state.step, n, fed_at(self))
-        self.agent.recall = lambda n: recalled(n, back, self.generation, self.rank, recorder)
+        self.agent.status = lambda n: self.member.status(self.state.step, n, self.fed_at)
+        self.agent.recall = lambda n: recalled(n, back, self.generation, self.rank, nccl.recorder)
         self.agent.start()
         self._announced = True
         announce(self)
@@ -257,9 +223,9 @@ class Job:
 
         A spare waits here until it is needed. Raises RuntimeError before ``attach``.
         """
-        attached = self._require_attached("running()")
+        self._require_attached("running()")
         if not self._announced:
-            if self.rehearsal.begins(attached):
+            if self.rehearsal.begins():
                 return True
             self.ready()
         while True:
@@ -267,10 +233,11 @@ class Job:
                 self.marks.enter(progress_counters.BETWEEN)
                 return True
             if finished := self.member.finished(self.state.step):
-                tell_end(self, finished)
+                self.generations.finish(finished, self.last_work)
+                self.last_work = None
             order = self.agent.orders.get()
             if isinstance(order, Stop):
-                self.generations.end(attached)
+                self.generations.end()
                 self.over = True
                 return False
             if isinstance(order, Abort):
@@ -279,11 +246,7 @@ class Job:
             elif isinstance(order, LeaveOut):
                 self.member.note_exclusions(order)
             else:
-                self.generations.obey(order, attached)
-
-    def caught(self, step: int, blamed: list[int], what: str) -> None:
-        """Log values that are not finite."""
-        self.write(Kind.NONFINITE_CAUGHT, step=step, rank=self.rank, blamed=blamed, what=what)
+                self.generations.obey(order)
 
     @contextmanager
     def step(self) -> Iterator[Step]:
@@ -309,7 +272,7 @@ class Job:
                 epoch=(number - 1) * self.config.global_batch // self.config.samples,
             )
             try:
-                self._at(number, "data")
+                self.at(number, "data")
             except GenerationLost:
                 pass  # the block cannot be skipped: its first phase() or its reduction raises again
             self.state.seed_step(self.arranged.draws(self.rank), number)
@@ -329,29 +292,14 @@ class Job:
         finally:
             self.progress.end()
 
-    def _at(self, number: int, phase: str) -> None:
-        if self.probe is not None and self.probe.active:
-            self.probe.at(number, phase)
-
     def _in_checkpoint(self, number: int, saves: bool) -> None:
         """This rank reaches a save; ``saves``: it takes part in writing the checkpoint."""
         if saves:
             self.marks.enter(progress_counters.CHECKPOINT)
-        self._at(number, "checkpoint")
-
-    def busy(self, what: str, *, limit_s: float = LIMIT_S) -> Busy:
-        """Report other work than training, such as an evaluation, that other ranks may wait for:
-        this rank is not taken for hung within ``limit_s`` seconds (an hour).
-
-        Use ``with job.busy("evaluation"):`` around the work, or a call before it, which lasts until
-        the next phase of a step. Its ``wanted`` says whether another rank has failed meanwhile and
-        the job waits. The event log says what the work was and how long it took (``busy``,
-        ``busy_ended``). Raises ValueError.
-        """
-        return self.blocks.begin(what, limit_s)
+        self.at(number, "checkpoint")
 
     def _lost_while_busy(self, error: GenerationLost) -> bool:
-        if self.generations.member and not self.progress.inside:
+        if self.group is not None and not self.progress.inside:
             self.generations.park(self.member.why_lost(), error=str(error))
         return not (self.progress.inside or self.over)  # over: nothing is done again
 
@@ -366,11 +314,6 @@ class Job:
                 " called init_process_group"
             )
         return self._attached.groups.mesh
-
-    @property
-    def generation(self) -> int:
-        """Number of the group of ranks that this one trains in, or did last; 0 before the first."""
-        return self.member.generation
 
     @property
     def seed(self) -> int:
@@ -393,28 +336,3 @@ class Job:
     def done(self) -> int:
         """The last step applied here."""
         return self.state.step
-
-    @property
-    def current(self) -> Step:
-        """The step begun last."""
-        return self.progress.current
-
-    def check(self) -> None:
-        """Raise GenerationLost if the supervisor aborted this generation."""
-        if self.member.lost:
-            raise GenerationLost("aborted by the supervisor")
-
-    def due(self, number: int) -> list[int]:
-        """The global batch of a step, without excluded samples."""
-        return list(self._plan.batch(number, self.state.skip))
-
-    def micro_batches(self, number: int, rank: int | None = None) -> list[order.MicroBatch]:
-        """The micro-batches of a step that a rank (default: this one) computes. Raises RuntimeError
-        when none is left.
-        """
-        asked = self.rank if rank is None else rank
-        return self._plan.micro_batches(number, self.state.skip, rank=asked, world=self.world)
-
-    def write(self, kind: Kind, /, **data: Any) -> None:
-        """Log an event of this rank."""
-        self.marks.wrote(self.writer.write(kind, **data).seq)

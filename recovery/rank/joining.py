@@ -13,32 +13,20 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainchaos.chaos.errors import ChaosError
 from trainchaos.chaos.events.log import EventWriter
 from trainchaos.recovery.policy.interval import parse
-from trainchaos.recovery.policy.jobconfig import (
-    Backend,
-    InMemory,
-    JobConfig,
-    NetworkAddresses,
-    Saves,
-    Sync,
-)
-from trainchaos.recovery.policy.mesh import Mesh
+from trainchaos.recovery.policy.jobconfig import Determinism, JobConfig, RankSettings, Saves
 from trainchaos.recovery.rank.agent import RankAgent
 from trainchaos.recovery.transport.channel import Channel
 from trainchaos.recovery.transport.progress_counters import MarkPage
 
 if TYPE_CHECKING:
     from trainchaos.recovery.rank.job import Job
-
-Determinism = Literal["default", "elastic"]
-
-Value = TypeVar("Value")
 
 KEEP = 3
 EVERY = 100
@@ -63,45 +51,21 @@ class ScriptSettings(BaseModel):
     seed: int | None = None
 
 
-class SupervisorSettings(BaseModel):
+class SupervisorSettings(RankSettings):
     """What a supervisor says about a process's place in the job; None leaves a value to the script.
-
-    ``supervisor``: its name for error messages; ``world``: ranks of the full job; ``shards``: ranks
-    that hold one copy of the model; ``batch``: see Strategy; ``restores``: the strategy needs
-    checkpoints; ``memory``: set if checkpoints are kept in memory; ``mesh``, ``fresh``, ``job_id``,
-    ``shared_gpus``: see JobConfig.
+    ``supervisor``: its name for error messages; ``restores``: the strategy needs checkpoints.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     supervisor: str
-    process: str
-    world: int
-    shards: int = 1
-    mesh: Mesh | None = None
-    determinism: Determinism | None = None
-    batch: Literal["constant", "shrink"] = "constant"
-    backend: Backend = "gloo"
-    shared_gpus: bool = False
-    device: str = "cpu"
     restores: bool = False
+    determinism: Determinism | None = None
     steps: int | None = None
     global_batch: int | None = None
     samples: int | None = None
     seed: int | None = None
-    checkpoint_dir: Path | None = None
     checkpoint_every: int | str | None = None
     checkpoint_keep: int | None = None
     saves: Saves | None = None
-    memory: InMemory | None = None
-    net: NetworkAddresses = NetworkAddresses()
-    verify_every: int | None = None
-    nonfinite: Literal["retry", "skip", "rollback"] = "retry"
-    sync: Sync = "none"
-    sync_lag: int = 4
-    rehearse: bool = False
-    fresh: bool = False
-    job_id: str = ""
 
 
 @dataclass(kw_only=True)
@@ -221,46 +185,22 @@ def settle(
     """Merge what the supervisor (``settings``) and the script say into the process's configuration.
     Raises JoinError.
     """
-    seeded = facts.seed is not None or settings.seed is not None
-    seed = _agree("seed", facts.seed, settings.seed, settings) if seeded else 0
-    said_every = (
-        checkpoint_every if settings.checkpoint_every is None else settings.checkpoint_every
-    )
-    every = EVERY if said_every is None else said_every
+    every = _first(settings.checkpoint_every, checkpoint_every, EVERY)
     _check_every(every)
-    said = determinism is not None or settings.determinism is not None
+    said = {name: getattr(settings, name) for name in RankSettings.model_fields}
+    said["checkpoint_dir"] = settings.checkpoint_dir or (
+        Path(checkpoint_dir) if checkpoint_dir else None
+    )
     config = JobConfig(
-        process=settings.process,
-        world=settings.world,
-        shards=settings.shards,
-        mesh=settings.mesh,
-        determinism=(
-            _agree("determinism", determinism, settings.determinism, settings)
-            if said
-            else "default"
-        ),
-        batch=settings.batch,
-        backend=settings.backend,
-        shared_gpus=settings.shared_gpus,
-        device=settings.device,
+        **said,
+        determinism=_agree("determinism", determinism, settings.determinism, settings, "default"),
         samples=_agree("samples", facts.samples, settings.samples, settings),
         steps=_agree("steps", facts.steps, settings.steps, settings),
         global_batch=_agree("global_batch", facts.global_batch, settings.global_batch, settings),
-        seed=seed,
-        checkpoint_dir=settings.checkpoint_dir
-        or (Path(checkpoint_dir) if checkpoint_dir else None),
+        seed=_agree("seed", facts.seed, settings.seed, settings, 0),
         checkpoint_every=every,
         checkpoint_keep=_first(settings.checkpoint_keep, checkpoint_keep, KEEP),
         saves=settings.saves or _saves(checkpoint or {}),
-        memory=settings.memory,
-        net=settings.net,
-        verify_every=settings.verify_every,
-        nonfinite=settings.nonfinite,
-        sync=settings.sync,
-        sync_lag=settings.sync_lag,
-        rehearse=settings.rehearse,
-        fresh=settings.fresh,
-        job_id=settings.job_id,
     )
     _check_numbers(config)
     _check_together(config, restores=settings.restores)
@@ -329,20 +269,25 @@ def _saves(said: Mapping[str, Any]) -> Saves:
         ) from error
 
 
-def _first(*values: int | None) -> int:
+def _first(*values: Any) -> Any:
     return next(value for value in values if value is not None)
 
 
 def _agree(
-    name: str, script: Value | None, supervisor: Value | None, settings: SupervisorSettings
-) -> Value:
+    name: str,
+    script: Any,
+    supervisor: Any,
+    settings: SupervisorSettings,
+    default: Any = None,
+) -> Any:
+    """What either says, or both alike."""
     if script is not None and supervisor is not None and script != supervisor:
         raise JoinError(
             f"the script joins with {name}={script}, {settings.supervisor} says {supervisor}",
             hint=f"make them the same, or leave {name} out of recovery.join()"
             + (" and use job.seed" if name == "seed" else ""),
         )
-    value = supervisor if script is None else script
+    value = next((one for one in (script, supervisor, default) if one is not None), None)
     if value is None:
         raise JoinError(f"nobody says what {name} is", hint=f"recovery.join({name}=...)")
     return value

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from trainchaos.recovery.data.received_exclusions import ReceivedExclusions
-from trainchaos.recovery.policy.interval import Rewinds
 from trainchaos.recovery.transport.wire import (
     Abort,
     Agreed,
@@ -59,7 +57,7 @@ class SupervisorOrders:
                 self.aborted_generation = max(self.aborted_generation, message.generation)
             case Join():
                 self.told_generation = message.generation
-                self.agreed = message.agreed if message.agreed >= 0 else self.agreed
+                self.agreed = message.resume.agreed if message.resume.agreed >= 0 else self.agreed
             case Follow():
                 self.shard = message.shard
             case Agreed():
@@ -126,7 +124,7 @@ class Membership:
         self.generation = 0
         self.inside = self.joining = False
         self._steps = steps
-        self._left_out = ReceivedExclusions()
+        self._left_out: dict[int, int] = {}
 
     @property
     def lost(self) -> bool:
@@ -147,7 +145,13 @@ class Membership:
         """Note samples that the job leaves out. Raises RuntimeError when an earlier part of the
         list is missing.
         """
-        self._left_out.add(order)
+        if not order.after:
+            self._left_out = {}
+        if order.after != len(self._left_out):
+            raise RuntimeError(
+                f"told of samples after {order.after}, and of {len(self._left_out)} before"
+            )
+        self._left_out.update(zip(order.samples, order.since, strict=True))
 
     def must_park(self, order: Abort) -> bool:
         """Whether the rank parks for this order. If it has left already, its earlier report answers
@@ -165,9 +169,14 @@ class Membership:
 
     def left_out(self, order: Join) -> Mapping[int, int]:
         """Sample -> first step without it, in this generation. Raises RuntimeError when part of the
-        list is missing.
+        list is missing: a rank must not train with other samples than its peers.
         """
-        return self._left_out.of(order)
+        if order.resume.left_out != len(self._left_out):
+            raise RuntimeError(
+                f"{order.resume.left_out} samples are left out, and it was told of"
+                f" {len(self._left_out)}"
+            )
+        return self._left_out
 
     def begins(self, step: int) -> None:
         """The generation trains on from ``step``. Agreements on later steps, from before all ranks
@@ -235,15 +244,3 @@ def stays_connected(why: Why) -> bool:
     it.
     """
     return why in ("pause", "nonfinite")
-
-
-def rewinds_in(order: Join) -> Rewinds | None:
-    """What an order says of failures that needed a checkpoint, None: nothing."""
-    if order.watched_s < 0:
-        return None
-    return Rewinds(
-        count=order.rewinds,
-        recalled=order.recalled,
-        failures=order.rewinds + order.recalled,
-        watched_s=order.watched_s,
-    )

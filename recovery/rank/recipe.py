@@ -16,16 +16,15 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from trainchaos.recovery.collectives.circle import require_no_group
 from trainchaos.recovery.collectives.elastic import ElasticReducer
 from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups
-from trainchaos.recovery.collectives.lasting.tied import TiedParameters
-from trainchaos.recovery.collectives.lasting.traffic import Traffic
 from trainchaos.recovery.collectives.lasting.wrapper import let_job_reduce, wrappers_in
+from trainchaos.recovery.collectives.lost import require_no_group
 from trainchaos.recovery.collectives.reduce import GradientReducer
 from trainchaos.recovery.policy.jobconfig import JobConfig
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.policy.mesh import Mesh
+from trainchaos.recovery.rank.step import StepInProgress
 from trainchaos.recovery.state.called import CalledHook, hook_parts
 from trainchaos.recovery.state.cell import Cell, dims_of, spread_over
 from trainchaos.recovery.state.misuse import serve_backward
@@ -35,7 +34,6 @@ from trainchaos.recovery.state.state import TrainState
 
 if TYPE_CHECKING:
     from trainchaos.recovery.collectives.sharded import ShardedReducer
-    from trainchaos.recovery.rank.step import StepInProgress
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module]
@@ -143,9 +141,7 @@ class ModelRecipe:
         self._shard = shard
         cell = None if mesh.plain else Cell(mesh=mesh, number=shard)
         state.adopt(*self.make(), model=self.model, cell=cell)
-        reducer.adopt(self.model, cell)
-        if cell is not None and cell.partial:
-            reducer.ties(TiedParameters(names, state.trained, cell, groups.traffic))
+        reducer.adopt(self.model, cell, names)
         return True
 
     def _keep_whole_along_context(self) -> None:
@@ -203,20 +199,20 @@ class Attached:
             recipe.model = let_job_reduce(recipe.model)
             serve_backward()
         self.groups: JobGroups | None = None
-        exchange = self._exchange = progress.exchange
         self._recipe = recipe
         self._config = config
         self._sharded: ShardedReducer | None = None
         made = (None, None) if config.shards > 1 else recipe.make()
         self.state = TrainState(recipe.model, *made, seed=config.seed)
-        self.reducer = self._make_reducer(entering, exchange)
+        self.reducer = self._make_reducer(entering)
+        self.reducer.waiting = progress.exchange
         self._forward = CalledHook(progress.forward)
         self._hook = recipe.model.register_forward_pre_hook(self._forward)
         if config.shards == 1:  # else its collectives notice
             hook_parts(recipe.model, progress.passing)
 
     def _make_reducer(
-        self, entering: Callable[[int], None], exchange: Callable[[bool], None]
+        self, entering: Callable[[int], None]
     ) -> ShardedReducer | GradientReducer | ElasticReducer:
         model, config = self._recipe.model, self._config
         if config.shards == 1:
@@ -224,7 +220,7 @@ class Attached:
             return chosen(model, max_world=config.world, entering=entering)
         from trainchaos.recovery.collectives.sharded import ShardedReducer
 
-        self._sharded = ShardedReducer(model, entering=entering, waiting=exchange)
+        self._sharded = ShardedReducer(model, entering=entering)
         return self._sharded
 
     def rehearse(self) -> None:
@@ -273,6 +269,6 @@ class Attached:
                 layout.shard_of(rank),
                 rank=rank,
                 world=layout.world,
-                traffic=Traffic(self.reducer, self._exchange),
+                reducer=self.reducer,
                 device=self._config.device,
             )

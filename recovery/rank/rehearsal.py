@@ -8,19 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from trainchaos.chaos.events.log import Kind
-from trainchaos.recovery.collectives.group import GenerationLost
-from trainchaos.recovery.rank.step import Step
+from trainchaos.recovery.collectives.lost import GenerationLost
+from trainchaos.recovery.rank.recipe import Attached
+from trainchaos.recovery.rank.step import JobContext, Step
 from trainchaos.recovery.state.fingerprint import fingerprint
 from trainchaos.recovery.state.misuse import backward_as_torch_does, in_step
-
-if TYPE_CHECKING:
-    from trainchaos.recovery.rank.job import Job
-    from trainchaos.recovery.rank.recipe import Attached
 
 
 class _Rehearsed(GenerationLost):
@@ -59,20 +55,20 @@ class Rehearsal:
     ``under_way``: the loop is in the step, or in what the script does before and after it.
     """
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, job: JobContext, attached: Attached) -> None:
+        self._job, self._attached = job, attached
         self._left = job.config.rehearse
         self.under_way = False
 
-    def begins(self, attached: Attached) -> bool:
+    def begins(self) -> bool:
         """Whether the loop is to make the step now: once, before the process is ready. Called each
         time that the loop comes round until then.
         """
         if self.under_way:
-            self._end(attached)
+            self._end()
         begins, self._left = self._left, False
         if begins:
-            self._begin(attached)
+            self._begin()
         return begins
 
     @contextmanager
@@ -85,7 +81,7 @@ class Rehearsal:
         job.progress.begin(step)
         try:
             job.state.seed_step(job.arranged.draws(job.rank), number)
-            with in_step(step.backward_mean if job.wrapped else None):
+            with in_step(step.backward_mean if self._attached.wrapped else None):
                 yield step
         except _Rehearsed:
             pass
@@ -95,20 +91,20 @@ class Rehearsal:
             job.blocks.training()
             job.progress.forget()
 
-    def _begin(self, attached: Attached) -> None:
+    def _begin(self) -> None:
         job, self._started, self._error = self._job, time.monotonic(), ""
-        attached.rehearse()
+        self._attached.rehearse()
         job.state.attempt.begin()
         self._scalars, self._print = job.state.scalars(), fingerprint(job.state)
         self._probe, job.probe = job.probe, None
         job.rank, job.world, self.under_way = job.config.world - 1, job.config.world, True
-        if attached.groups is not None:
-            attached.groups.away(True)
+        if self._attached.groups is not None:
+            self._attached.groups.away(True)
 
-    def _end(self, attached: Attached) -> None:
+    def _end(self) -> None:
         job, number = self._job, self._job.state.step + 1
-        if attached.groups is not None:
-            attached.groups.away(False)
+        if self._attached.groups is not None:
+            self._attached.groups.away(False)
         job.rank, job.world, job.probe, self.under_way = -1, 0, self._probe, False
         job.reducer.rehearse()
         try:

@@ -20,7 +20,15 @@ from trainchaos.recovery.rank.job import Job
 from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.channel import Channel
 from trainchaos.recovery.transport.progress_counters import MarkPage
-from trainchaos.recovery.transport.wire import Finished, Join, Message, Parked, Ready, Stop
+from trainchaos.recovery.transport.wire import (
+    Finished,
+    Join,
+    Message,
+    Parked,
+    Ready,
+    StateSource,
+    Stop,
+)
 
 TIMEOUT_S = 60.0
 STARTED_TOGETHER = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -97,8 +105,8 @@ class _Answers(Channel):
                 rank=0,
                 world=1,
                 store_port=self._port,
-                restore=self._restore,
                 timeout_s=TIMEOUT_S,
+                state=StateSource(restore=self._restore),
             )
             self.agent.orders.put(order)
         elif isinstance(message, Finished):

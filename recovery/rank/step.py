@@ -1,4 +1,9 @@
-"""One attempt at one training step, and the phase that it is in."""
+"""One attempt at one training step: its phases, its reduction, and how it is applied; and what the
+parts of a rank share (``JobContext``).
+
+The last collective of a sharded step may complete on some ranks only. The other ranks lack only its
+result, which they receive in the next generation, so that no shard is left a step behind.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +12,36 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from trainchaos.recovery.collectives.circle import lost_in
-from trainchaos.recovery.collectives.reducer import Asks, Reduced
+from trainchaos.chaos.events.log import EventWriter, Kind
+from trainchaos.recovery.checkpoint import own
+from trainchaos.recovery.checkpoint.checkpointer import Checkpointer
+from trainchaos.recovery.collectives.dialing import Address
+from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.collectives.lost import GenerationLost, lost_in
+from trainchaos.recovery.collectives.reduce import Asks, Reduced, Reducer
+from trainchaos.recovery.data import order
 from trainchaos.recovery.data.order import MicroBatch
-from trainchaos.recovery.policy.interval import Wanted
-from trainchaos.recovery.rank.busy import BusyBlocks
-from trainchaos.recovery.rank.complete_step import complete
+from trainchaos.recovery.policy.interval import Wanted, compared, counts
+from trainchaos.recovery.policy.jobconfig import JobConfig
+from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.rank.agent import RankAgent
+from trainchaos.recovery.rank.busy import LIMIT_S, Busy, BusyBlocks
+from trainchaos.recovery.rank.membership import Membership
+from trainchaos.recovery.spares.live import Live
+from trainchaos.recovery.state.fingerprint import fingerprint
 from trainchaos.recovery.state.finite import Amount, amount_of
 from trainchaos.recovery.state.misuse import backward_as_torch_does
+from trainchaos.recovery.state.state import TrainState
 from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.progress_counters import MarkPage
-
-if TYPE_CHECKING:
-    from trainchaos.recovery.rank.job import Job
+from trainchaos.recovery.transport.wire import Digest
 
 _PASSES = ("data", "forward", "backward")
 OTHER_LOSS = 1e-3
@@ -62,6 +79,127 @@ class NonFinite(Exception):
         self.blamed = blamed
 
 
+LossOf = Callable[[list[int]], Tensor]
+"""The summed loss of these samples, computed as in training."""
+
+
+class JobContext:
+    """What the parts of a rank's job share. Used by the training thread.
+
+    ``rank`` (-1 in a spare) and ``world`` may change from step to step; ``group``: of the
+    generation that it trains in, None between two; ``examine``: the step at which a non-finite
+    value is to be traced to samples; ``pausing``: all ranks park after this step. Hooks for a fault
+    injector: ``probe``, ``dial`` (opens a connection to a process by another way) and ``spoil``
+    (replaces the loss of some samples).
+    """
+
+    state: TrainState
+    reducer: Reducer
+    checkpoints: Checkpointer
+    live: Live | None  # for live spares, where there are any
+
+    def __init__(
+        self, config: JobConfig, agent: RankAgent, page: MarkPage, writer: EventWriter
+    ) -> None:
+        self.config = config
+        self.arranged = config.arranged
+        self.agent = agent
+        self.marks = page
+        self.writer = writer
+        self.probe: StepProbe | None = None
+        self.dial: Callable[[str, Address], Address] | None = None
+        self.spoil: Callable[[list[int], Tensor], Tensor] | None = None
+        self.loss_of: LossOf | None = None
+        self.clip_norm = 0.0
+        self.examine = 0
+        self.pausing = False
+        self.rank, self.world = -1, 0
+        self.layout = Layout(world=1)
+        self.group: Group | None = None
+        self.member = Membership(agent.heard, steps=config.steps)
+        self.blocks = BusyBlocks(
+            note=page.busy,
+            write=self.write,
+            rank=lambda: self.rank,
+            wanted=lambda: self.member.lost,
+            lost=self._lost_while_busy,
+        )
+        self.progress = StepInProgress(marks=page, blocks=self.blocks)
+
+    def _lost_while_busy(self, error: GenerationLost) -> bool:
+        """Whether the end of the generation ends the block of what the rank is busy with."""
+        raise NotImplementedError
+
+    @property
+    def generation(self) -> int:
+        """Number of the group of ranks that this one trains in, or did last; 0 before the first."""
+        return self.member.generation
+
+    @property
+    def current(self) -> Step:
+        """The step begun last."""
+        return self.progress.current
+
+    @property
+    def fed_at(self) -> str:
+        """Where this process is fed as a live spare ("": nowhere)."""
+        return "" if self.live is None else self.live.address
+
+    def check(self) -> None:
+        """Raise GenerationLost if the supervisor aborted this generation."""
+        if self.member.lost:
+            raise GenerationLost("aborted by the supervisor")
+
+    def due(self, number: int) -> list[int]:
+        """The global batch of a step, without excluded samples."""
+        return list(self._batch(number))
+
+    def _batch(self, number: int) -> order.Batch:
+        config, skip = self.config, self.state.skip
+        return order.Batch(number, config.global_batch, config.samples, config.seed, skip)
+
+    def micro_batches(self, number: int, rank: int | None = None) -> list[MicroBatch]:
+        """The micro-batches of a step that a rank (default: this one) computes. Raises RuntimeError
+        when none is left.
+        """
+        config, ids = self.config, self._batch(number)
+        if not ids:
+            raise RuntimeError(f"every sample of step {number} is left out")
+        return order.micro_batches(
+            ids,
+            rank=self.rank if rank is None else rank,
+            world=self.world,
+            full=config.world,
+            shrink=config.batch == "shrink",
+            elastic=config.determinism == "elastic",
+            alike=config.arranged.alike,
+        )
+
+    def write(self, kind: Kind, /, **data: Any) -> None:
+        """Log an event of this rank."""
+        self.marks.wrote(self.writer.write(kind, **data).seq)
+
+    def caught(self, step: int, blamed: list[int], what: str) -> None:
+        """Log values that are not finite."""
+        self.write(Kind.NONFINITE_CAUGHT, step=step, rank=self.rank, blamed=blamed, what=what)
+
+    def busy(self, what: str, *, limit_s: float = LIMIT_S) -> Busy:
+        """Report other work than training, such as an evaluation, that other ranks may wait for:
+        this rank is not taken for hung within ``limit_s`` seconds (an hour).
+
+        Use ``with job.busy("evaluation"):`` around the work, or a call before it, which lasts until
+        the next phase of a step. Its ``wanted`` says whether another rank has failed meanwhile and
+        the job waits. The event log says what the work was and how long it took (``busy``,
+        ``busy_ended``). Raises ValueError.
+        """
+        return self.blocks.begin(what, limit_s)
+
+    def at(self, number: int, phase: str) -> None:
+        """Training is in this phase of this step."""
+        if self.probe is not None and self.probe.active:
+            self.probe.at(number, phase)
+
+
 class Step:
     """One attempt at one step. ``samples``: ids of this rank's share of the global batch.
 
@@ -69,7 +207,7 @@ class Step:
     take part.
     """
 
-    def __init__(self, job: Job, number: int, micros: Sequence[MicroBatch]) -> None:
+    def __init__(self, job: JobContext, number: int, micros: Sequence[MicroBatch]) -> None:
         self.number = number
         self.count = sum(micro.count for micro in micros)
         self.samples = [sample for micro in micros for sample in micro.samples[: micro.count]]
@@ -237,9 +375,7 @@ class Step:
         """The backward pass is in its middle; of several, the first one that gets there."""
         if self._phase == "forward":
             self.phase("backward")
-        probe = self._job.probe
-        if probe is not None and probe.active:
-            probe.at(self.number, "backward")
+        self._job.at(self.number, "backward")
 
     def _reduce(self, loss_sum: Amount, count: int) -> None:
         job = self._job
@@ -379,3 +515,123 @@ class StepInProgress:
     def unfinished(self, done: int) -> int:
         """The step under way, 0 if it is applied already. ``done``: the last applied step."""
         return self.current.number if self.current.number > done else 0
+
+
+def complete(job: JobContext, step: Step, reduced: Reduced, *, late: bool = False) -> None:
+    """Apply the reduced gradients with the optimizer, and commit. ``late``: other ranks committed
+    this step in an earlier generation and have gone on.
+    """
+    lr = _apply(job, step, reduced)
+    if not late:
+        step.end_phase()
+    _log_commit(job, step, reduced, lr)
+    if job.live is not None:  # after the log: what a spare holds is committed
+        job.live.feeds.after(job.state, job.reducer, reduced.loss)
+    job.marks.commit(step.number)
+    job.pausing = reduced.asks.pause
+    if job.probe is not None:
+        job.probe.committed(step.number)
+    config = job.config
+    saving = counts(step.number, config.checkpoint_every, asked=reduced.asks.save)
+    if saving or step.number == config.steps:
+        digests = job.state.digests(job.marks.touch)
+        job.write(Kind.STATE_DIGEST, step=step.number, rank=job.rank, **digests)
+    if late:
+        return
+    _tell_digest(job, step.number, saving=saving)
+    asked = Wanted(disk=reduced.asks.save, memory=reduced.asks.save_memory)
+    with _with_own(job, asked):
+        job.checkpoints.after_commit(
+            step.number,
+            rank=job.rank,
+            layout=job.layout,
+            generation=job.generation,
+            asked=asked,
+            pausing=reduced.asks.pause,
+        )
+    job.marks.enter(progress_counters.BETWEEN)
+
+
+@contextmanager
+def _with_own(job: JobContext, wanted: Wanted) -> Iterator[None]:
+    """The state has, for a checkpoint, what the other ranks that hold the same part have of their
+    own; see ``recovery.checkpoint.own``. Every rank calls it alike. Raises GenerationLost.
+    """
+    if job.group is not None and job.checkpoints.keeps(wanted):
+        job.progress.exchange(True)
+        try:
+            holders = job.group.holders
+            job.state.own = own.gathered(job.state, holders, job.layout, job.marks.touch)
+        finally:
+            job.progress.exchange(False)
+    try:
+        yield
+    finally:
+        job.state.own = {}
+
+
+def _tell_digest(job: JobContext, step: int, *, saving: bool) -> None:
+    """Send the supervisor a digest of the state after ``step``, if one is due and other ranks hold
+    the same state. ``saving``: a checkpoint of this step is due.
+    """
+    due = compared(step, every=job.config.verify_every, steps=job.config.steps, saving=saving)
+    if due and job.layout.replicas > 1:
+        digest = Digest(
+            generation=job.generation, step=step, digest=fingerprint(job.state, job.marks.touch)
+        )
+        if job.live is not None:
+            job.live.feeds.check(step, digest.digest)
+        job.agent.digest = digest
+        job.agent.channel.send(digest)
+
+
+def _apply(job: JobContext, step: Step, reduced: Reduced) -> float | None:
+    """Apply the step; returns the learning rate it was done with, None: the optimizer has none."""
+    state = job.state
+    state.attempt.applied()
+    job.member.holding.applied()
+    lr = state.optimizer.param_groups[0].get("lr")
+    if job.clip_norm:
+        job.reducer.clip(reduced.grad_norm, job.clip_norm)
+    if job.live is not None:
+        job.live.feeds.before(state, job.reducer)
+    state.apply(reduced.loss)
+    state.step, state.last = step.number, figures_of(step.number, reduced)
+    return None if lr is None else float(lr)
+
+
+def _log_commit(job: JobContext, step: Step, reduced: Reduced, lr: float | None) -> None:
+    job.write(
+        Kind.STEP_COMMITTED,
+        step=step.number,
+        rank=job.rank,
+        world=job.world,
+        samples=reduced.samples,
+        loss=reduced.loss,
+        lr=lr,
+        wire_bytes=job.reducer.wire_bytes,
+        grad_norm=reduced.grad_norm,
+        optimizer_step=job.state.optimizer_step(),
+        scheduler_step=job.state.scheduler_step(),
+        seconds={k: round(v, 6) for k, v in step.seconds.items()},
+    )
+
+
+def figures_of(step: int, reduced: Reduced) -> list[float]:
+    """The figures kept of an applied step: number, loss, samples, gradient norm."""
+    return [float(step), reduced.loss, float(reduced.samples), reduced.grad_norm]
+
+
+def exchange_totals(step: int, last: list[float], group: Group, device: str) -> Reduced:
+    """The totals that all ranks knew when ``step`` was applied; a collective of every rank of the
+    group. ``last``: what this rank has noted. Raises GenerationLost, also when no rank knows.
+    """
+    known = last[1:] if last and last[0] == step else [-math.inf] * 3
+    word = torch.tensor(known, dtype=torch.float64, device=device)
+    everyone = group.everyone
+    # MAX instead of a sum keeps the values the same to the last bit.
+    everyone.wait(everyone.start_all_reduce(word, dist.ReduceOp.MAX))
+    loss, samples, norm = everyone.read(word)
+    if samples < 0:
+        raise GenerationLost(f"nobody knows how step {step} ended")
+    return Reduced(loss=loss, samples=round(samples), blamed=(), grad_norm=norm)

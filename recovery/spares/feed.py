@@ -14,6 +14,8 @@ from typing import Any
 
 from trainchaos.recovery.spares import frames
 from trainchaos.recovery.spares.hostcopy import COPY_S, HostCopy
+from trainchaos.recovery.spares.standing import pause_steps
+from trainchaos.recovery.state.strides import quiet
 from trainchaos.recovery.transport.auth import enter
 from trainchaos.recovery.transport.stream import MessageError
 
@@ -24,10 +26,6 @@ waits for it: a spare that lags is dropped long before.
 """
 
 
-def _nothing() -> None:
-    """Nobody has to be told."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Item:
     """A frame that waits to be sent. ``copies``: what its payload is being copied by; ``done``:
@@ -36,14 +34,16 @@ class Item:
 
     header: dict[str, Any]
     copies: Sequence[HostCopy] = ()
-    done: Callable[[], None] = _nothing
+    done: Callable[[], None] = quiet
 
 
 class Feed:
     """Keeps one spare up to date. ``base``: the step from which on steps are offered, and the
     digest of some values of its state; ``last``: that step itself, if its gradients are here still.
 
-    For the training thread: ``offer``, ``wants_state``, ``ended`` ("": it works).
+    For the training thread: ``offer``, ``wants_state``, ``ended`` ("": it works), ``due``, the step
+    after which it may get the whole state, and ``begun``, the last step whose gradients it was
+    given.
     """
 
     def __init__(
@@ -54,6 +54,8 @@ class Feed:
         self.ended = ""
         self.differs = False  # the spare has found that its state is another
         self.wants_state = False
+        self.due = self._tries = 0
+        self.begun = -1
         self._lag = lag
         self._base, self._last = base, last
         self._queue: deque[Item] = deque()
@@ -61,6 +63,11 @@ class Feed:
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=f"feed-{spare}", daemon=True)
         self._thread.start()
+
+    def later(self, step: int) -> None:
+        """The spare has not followed: try again some steps later."""
+        self.due = step + pause_steps(self._tries)
+        self._tries += 1
 
     def offer(self, item: Item, *, step: bool = False) -> bool:
         """Send this when all before it is sent. False where it is not: the spare lags by too many

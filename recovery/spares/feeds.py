@@ -15,45 +15,25 @@ from typing import Any
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.collectives.buckets import Buffers
-from trainchaos.recovery.collectives.reducer import Reducer
+from trainchaos.recovery.collectives.reduce import Reducer
 from trainchaos.recovery.spares import replay
 from trainchaos.recovery.spares.feed import Feed, Item
 from trainchaos.recovery.spares.hostcopy import Fence, HostCopy
-from trainchaos.recovery.spares.standing import pause_steps
+from trainchaos.recovery.state.fingerprint import sampled_digest
 from trainchaos.recovery.state.state import TrainState
+from trainchaos.recovery.state.strides import quiet
 from trainchaos.recovery.transport import wire
 
 
-class _Fed:
-    """A spare that this rank feeds. ``due``: the step after which it may get the whole state;
-    ``begun``: the last step whose gradients it was given.
-    """
-
-    def __init__(self, feed: Feed) -> None:
-        self.feed = feed
-        self.due = self.tries = 0
-        self.begun = -1
-
-    def later(self, step: int) -> None:
-        """The spare has not followed: try again some steps later."""
-        self.due = step + pause_steps(self.tries)
-        self.tries += 1
-
-
 class Feeds:
-    """Used by the training thread, except ``told``. ``sampled``: a digest of some of a state's
-    values; ``write``: logs an event of this rank.
-    """
+    """Used by the training thread, except ``told``. ``write``: logs an event of this rank."""
 
-    def __init__(
-        self, *, lag: int, sampled: Callable[[TrainState], str], write: Callable[..., None]
-    ) -> None:
+    def __init__(self, *, lag: int, write: Callable[..., None]) -> None:
         self.retained: HeldGradients | None = None
         self._lag = lag
-        self._sampled = sampled
         self._write = write
         self._orders: deque[wire.Feed] = deque()
-        self._fed: list[_Fed] = []
+        self._fed: list[Feed] = []
         self._pool = Pool()
         self._copies = False  # the optimizer writes into the gradients: they are copied before
         self._versions: list[int] = []
@@ -77,7 +57,7 @@ class Feeds:
         """
         self._orders.clear()
         for fed in self._fed:
-            fed.feed.close()
+            fed.close()
         self._fed = []
         self._state_changes()
 
@@ -123,13 +103,13 @@ class Feeds:
     def check(self, step: int, digest: str) -> None:
         """Have spares compare their state of ``step`` with a digest of all of it."""
         for fed in self._fed:
-            if not fed.feed.wants_state:
-                fed.feed.offer(Item(header={"kind": "digest", "step": step, "digest": digest}))
+            if not fed.wants_state:
+                fed.offer(Item(header={"kind": "digest", "step": step, "digest": digest}))
 
     def close(self) -> None:
         """End all feeds."""
         for fed in self._fed:
-            fed.feed.close(now=True)
+            fed.close(now=True)
         self._fed = []
 
     def _state_changes(self) -> None:
@@ -138,31 +118,28 @@ class Feeds:
             self._taken = None
 
     def _begin(self, order: wire.Feed, state: TrainState) -> None:
-        for fed in [fed for fed in self._fed if fed.feed.spare == order.spare]:
-            if fed.feed.address == order.address:
+        for fed in [fed for fed in self._fed if fed.spare == order.spare]:
+            if fed.address == order.address:
                 return
-            fed.feed.close(now=True)
+            fed.close(now=True)
             self._fed.remove(fed)
-        base = (state.step, "" if order.anew else self._sampled(state))
+        base = (state.step, "" if order.anew else sampled_digest(state))
         last = None if order.anew else self._last_item(state)
-        self._fed.append(
-            _Fed(Feed(order.spare, order.address, lag=self._lag, base=base, last=last))
-        )
+        self._fed.append(Feed(order.spare, order.address, lag=self._lag, base=base, last=last))
 
-    def _is_over(self, fed: _Fed, step: int) -> bool:
-        if fed.feed.ended:
-            self._write(Kind.SPARE_DROPPED, step=step, spare=fed.feed.spare, why=fed.feed.ended)
-        return bool(fed.feed.ended)
+    def _is_over(self, fed: Feed, step: int) -> bool:
+        if fed.ended:
+            self._write(Kind.SPARE_DROPPED, step=step, spare=fed.spare, why=fed.ended)
+        return bool(fed.ended)
 
-    def _tell(self, fed: _Fed, state: TrainState) -> None:
-        feed = fed.feed
-        if feed.differs:
-            feed.differs = False
+    def _tell(self, fed: Feed, state: TrainState) -> None:
+        if fed.differs:
+            fed.differs = False
             self._drop(fed, state.step, "its state differs")
-        if feed.wants_state:
+        if fed.wants_state:
             if state.step >= fed.due:
                 fed.later(state.step)
-                feed.wants_state = not feed.offer(self._snapshot(state))
+                fed.wants_state = not fed.offer(self._snapshot(state))
             return
         if fed.begun != state.step:
             return  # it began in the midst of the step, or what it was to get is void
@@ -172,25 +149,24 @@ class Feeds:
         header, copy = outcome(state, self.retained)
         if self._before != self._after:
             header["before"] = json.loads(self._before)
-        feed.offer(Item(header=header, copies=[copy]))
+        fed.offer(Item(header=header, copies=[copy]))
 
-    def _begin_step(self, fed: _Fed, state: TrainState, held: HeldGradients) -> None:
+    def _begin_step(self, fed: Feed, state: TrainState, held: HeldGradients) -> None:
         """Send the gradients, while the optimizer makes its step with them."""
-        feed = fed.feed
-        if feed.ended or feed.wants_state or feed.differs:
+        if fed.ended or fed.wants_state or fed.differs:
             return
         copy, done = held.lend()
         item = Item(header=gradients(state, held), copies=[copy], done=done)
-        if feed.offer(item, step=True):
+        if fed.offer(item, step=True):
             fed.begun = held.step
-        elif not feed.ended:
+        elif not fed.ended:
             self._drop(fed, state.step, f"it lags by more than {self._lag} steps")
             fed.later(state.step)
 
-    def _drop(self, fed: _Fed, step: int, why: str) -> None:
-        self._write(Kind.SPARE_DROPPED, step=step, spare=fed.feed.spare, why=why)
-        fed.feed.start_again()
-        fed.feed.offer(Item(header={"kind": "dropped", "why": why}))
+    def _drop(self, fed: Feed, step: int, why: str) -> None:
+        self._write(Kind.SPARE_DROPPED, step=step, spare=fed.spare, why=why)
+        fed.start_again()
+        fed.offer(Item(header={"kind": "dropped", "why": why}))
 
     def _snapshot(self, state: TrainState) -> Item:
         """The whole state, copied in memory: training goes on meanwhile."""
@@ -254,10 +230,6 @@ def _copy_of(part: Buffers) -> Buffers:
     )
 
 
-def _nothing() -> None:
-    """Nobody has to be told."""
-
-
 class HeldGradients:
     """The gradients of one step, as the optimizer was given them: for a spare that has not received
     them yet, and of the last step for one that lacks it at its promotion. ``none``: parameters
@@ -287,7 +259,7 @@ class HeldGradients:
             return HostCopy(gradients, apart=False), self.use().release
         if self._copy is None:
             self._copy = HostCopy(gradients, apart=True)
-        return self._copy, _nothing
+        return self._copy, quiet
 
     def use(self) -> HeldGradients:
         """One more user. Called by one that uses them, so that they are not gone."""

@@ -19,6 +19,7 @@ from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.spares import frames, replay
 from trainchaos.recovery.spares.hostcopy import Landing
 from trainchaos.recovery.spares.standing import SETTLE_SILENCE_S
+from trainchaos.recovery.state.fingerprint import fingerprint, sampled_digest
 from trainchaos.recovery.state.parts import local
 from trainchaos.recovery.state.state import TrainState
 from trainchaos.recovery.transport import stream
@@ -34,9 +35,8 @@ _BAD = (MessageError, ValueError, LookupError, TypeError, AttributeError, Runtim
 
 
 class Follower:
-    """Keeps ``state`` up to date. ``sampled``, ``fingerprint``: digests of some of its values and
-    of all; ``write``: logs an event of this process; ``changed``: called before the state becomes
-    another than the initial one.
+    """Keeps ``state`` up to date. ``write``: logs an event of this process; ``changed``: called
+    before the state becomes another than the initial one.
 
     ``step``: the step whose whole state this process holds, checked when it began to follow; -1:
     none.
@@ -47,13 +47,10 @@ class Follower:
         state: TrainState,
         *,
         host: str,
-        sampled: Callable[[TrainState], str],
-        fingerprint: Callable[[TrainState], str],
         write: Callable[..., None],
         changed: Callable[[], None],
     ) -> None:
         self._state = state
-        self._sampled, self._fingerprint = sampled, fingerprint
         self._write, self._changed = write, changed
         self._synced = self._torn = False
         self._refuses = False  # until it has got the whole state
@@ -149,9 +146,9 @@ class Follower:
     def _take(self, sock: socket.socket, header: dict[str, Any]) -> None:
         match header["kind"]:
             case "base":
-                self._compare(sock, header, self._sampled, "equal")
+                self._compare(sock, header, sampled_digest, "equal")
             case "digest":
-                self._compare(sock, header, self._fingerprint, "")
+                self._compare(sock, header, fingerprint, "")
             case "gradients":
                 self._gradients(sock, header)
             case "step":

@@ -12,14 +12,11 @@ import torch
 from torch import Tensor
 
 from trainchaos.recovery.state.digest import bytes_of, own_memory
+from trainchaos.recovery.state.strides import quiet
 
 COPY_S = 60.0
 """Within which the GPU must finish its earlier work and the copy."""
 LOOK_S = 0.0001
-
-
-def _nothing() -> None:
-    """There is nothing to check."""
 
 
 class Fence:
@@ -64,7 +61,7 @@ class HostCopy:
                 raw = bytes_of(tensor)
                 self.views.append(memoryview(bytearray(raw)) if apart else raw)
 
-    def wait(self, limit_s: float, check: Callable[[], None] = _nothing) -> None:
+    def wait(self, limit_s: float, check: Callable[[], None] = quiet) -> None:
         """Until the bytes are there. On any thread. ``check`` raises what ends the wait. Raises
         RuntimeError if the GPU does not come to it.
         """

@@ -13,32 +13,21 @@ from trainchaos.recovery.state.state import TrainState
 
 
 class Live:
-    """For ``sync: live``. ``sampled``, ``fingerprint``: digests of some of a state's values and of
-    all; ``write``: logs an event of this process; ``changed``: called before a spare's state
-    becomes another than the initial one; ``brings``: as a spare this process had followed to the
-    state with which it joined the generation. Used by the training thread.
+    """For ``sync: live``. ``write``: logs an event of this process; ``changed``: called before a
+    spare's state becomes another than the initial one; ``brings``: as a spare this process had
+    followed to the state with which it joined the generation. Used by the training thread.
     """
 
     def __init__(
         self,
         config: JobConfig,
         state: TrainState,
-        *,
-        sampled: Callable[[TrainState], str],
-        fingerprint: Callable[[TrainState], str],
         write: Callable[..., None],
         changed: Callable[[], None],
     ) -> None:
-        self.sampled = sampled
-        self.feeds = Feeds(lag=config.sync_lag, sampled=sampled, write=write)
-        self.follower: Follower | None = Follower(
-            state,
-            host=config.net.address or LOOPBACK,
-            sampled=sampled,
-            fingerprint=fingerprint,
-            write=write,
-            changed=changed,
-        )
+        self.feeds = Feeds(lag=config.sync_lag, write=write)
+        host = config.net.address or LOOPBACK
+        self.follower: Follower | None = Follower(state, host=host, write=write, changed=changed)
         self._waits = self.brings = False
 
     @property

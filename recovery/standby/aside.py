@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trainchaos.recovery.collectives.circle import GenerationLost
 from trainchaos.recovery.collectives.dialing import NotingStore
 from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.collectives.lost import GenerationLost
 from trainchaos.recovery.collectives.sockets import connections, keep_alive
 
 PAUSE_S = 0.005

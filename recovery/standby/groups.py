@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from typing import Protocol
 
-from trainchaos.recovery.collectives.circle import GenerationLost
+from trainchaos.recovery.collectives.lost import GenerationLost
 from trainchaos.recovery.collectives.storelink import StoreLink
 from trainchaos.recovery.standby.aside import AsideGroup
 from trainchaos.recovery.transport.wire import StandBy, StoodBy

@@ -21,7 +21,7 @@ from trainchaos.recovery.supervise.divergence import CheckpointAdvice
 from trainchaos.recovery.supervise.failures import answer_of
 from trainchaos.recovery.supervise.process_table import Process, ProcessTable
 from trainchaos.recovery.supervise.supervision import Hands
-from trainchaos.recovery.transport.wire import Join, Joined
+from trainchaos.recovery.transport.wire import Join, Joined, Resume, StateSource
 
 _ABLE = (Health.READY, Health.PARKED)
 
@@ -152,29 +152,28 @@ class Formation:
         common = Join(
             generation=self.generation,
             rank=0,
-            source=-1,
-            receives=False,
             world=len(form.members),
             store_port=self.store_port,
-            restore=form.state is StateFrom.CHECKPOINT,
             timeout_s=self._join_timeout_s,
             shards=self._shards,
-            finish=plan.finish,
-            left_out=left_out,
-            examine=examine,
-            doubts=list(word.doubts),
-            agreed=word.agreed,
-            anew=word.anew,
-            live=live,
             standby=self.standby.use(form.members),
-            **_seen(rewinds),
+            resume=Resume(
+                left_out=left_out,
+                examine=examine,
+                doubts=list(word.doubts),
+                agreed=word.agreed,
+                anew=word.anew,
+                rewinds=rewinds,
+            ),
         )
-        for name, own in zip(form.members, plan.orders(), strict=True):
-            process, rank = self._table[name], own["rank"]
+        restore = form.state is StateFrom.CHECKPOINT
+        for rank, (name, own) in enumerate(zip(form.members, plan.orders(), strict=True)):
+            process = self._table[name]
             process.rank, process.health, process.finished = rank, Health.TRAINING, False
             process.shard = rank % self._shards
             process.live, process.follows = "", False  # it follows until then
-            self._hands.send(name, structs.replace(common, **own))
+            state = StateSource(restore=restore, live=live, finish=plan.finish, **own)
+            self._hands.send(name, structs.replace(common, rank=rank, state=state))
 
     def _plan(self, form: Form) -> tuple[CopyPlan, int]:
         """Who sends its state to whom, and the step from which a live spare may have followed (see
@@ -246,17 +245,6 @@ class Formation:
             resume_step=step,
             checkpoint=names[0] if names else None,
         )
-
-
-def _seen(rewinds: Rewinds | None) -> dict[str, Any]:
-    """What an order to join says of the failures that needed a checkpoint."""
-    if rewinds is None:
-        return {}
-    return {
-        "watched_s": rewinds.watched_s,
-        "rewinds": rewinds.count,
-        "recalled": rewinds.recalled,
-    }
 
 
 def how_formed(state: StateFrom, copies: Collection[object] | None) -> Forming:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from msgspec import field
 
 from trainchaos.recovery.policy.doubts import Doubt
+from trainchaos.recovery.policy.interval import Rewinds
 from trainchaos.recovery.transport.stream import Message, Record, parser
 
 MOST_LEFT_OUT = 4096  # samples in a message
@@ -14,47 +15,58 @@ MOST_LEFT_OUT = 4096  # samples in a message
 MOST_BLAMED = 32_768
 
 
+class StateSource(Record, omit_defaults=True):
+    """Where a member of a generation gets the state. ``restore``: the first replica loads the
+    newest good checkpoint before; ``source``: the rank that sends its part of the state to all of
+    its holders that need it (-1: none of them does), ``receives``: this one is among them;
+    ``direct``: it goes from rank to rank, and who neither receives nor ``feeds`` others takes no
+    part (``recovery.policy.copies``); ``live``: the step that ``source`` holds, where a new member
+    may have followed the job up to there, so that ranks compare what they hold before anything is
+    copied (-1: no); ``finish``: a step whose gradients some ranks have reduced and not applied:
+    whoever has applied it tells them the rest (0: none).
+    """
+
+    restore: bool = False
+    source: int = -1
+    receives: bool = False
+    direct: bool = False
+    feeds: list[int] = field(default_factory=list)
+    live: int = -1
+    finish: int = 0
+
+
+class Resume(Record, omit_defaults=True):
+    """How training goes on. ``left_out``: so many samples are, by ``LeaveOut``; ``examine``: the
+    step at which a non-finite value is to be traced to samples (0: none); ``doubts``: which
+    checkpoints may hold a corrupted state and are to be set aside, answered by ``SetAside``;
+    ``agreed``, ``anew``: see ``recovery.supervise.divergence.CheckpointAdvice``; ``rewinds``: by
+    which checkpoints are spaced (None: the rank goes by what it sees itself).
+    """
+
+    left_out: int = 0
+    examine: int = 0
+    doubts: list[Doubt] = field(default_factory=list)
+    agreed: int = -1
+    anew: bool = True
+    rewinds: Rewinds | None = None
+
+
 class Join(Message):
     """To a rank: become ``rank`` of ``world`` in ``generation``. As long for any number of ranks:
     each is told what it needs itself, and finds the others through the store. ``shards``: see
-    ``recovery.policy.layout``; ``source``: the rank that sends its part of the state to all of its
-    holders that need it (-1: none of them does), ``receives``: this one is among them; ``direct``:
-    it goes from rank to rank, and who neither receives nor ``feeds`` others takes no part
-    (``recovery.policy.copies``); ``restore``:
-    the first replica loads the newest good checkpoint before; ``finish``: a step whose gradients
-    some ranks have reduced and not applied: whoever has applied it tells them the rest (0: none);
-    ``left_out``: so many samples are, by ``LeaveOut``; ``examine``: the step at which a non-finite
-    value is to be traced to samples (0: none); ``doubts``: which checkpoints may hold a corrupted
-    state and are to be set aside, answered by ``SetAside``; ``agreed``, ``anew``: see
-    ``recovery.supervise.divergence.CheckpointAdvice``; ``live``: the step that ``source`` holds,
-    where a new member may have followed the job up to there, so that ranks compare what they hold
-    before anything is copied (-1: no); ``watched_s``, ``rewinds``, ``recalled``: see
-    ``recovery.policy.interval.Rewinds`` (negative: the rank goes by what it sees itself);
-    ``standby``: the group is formed already, under this name ("": it is not).
+    ``recovery.policy.layout``; ``standby``: the group is formed already, under this name ("": it is
+    not).
     """
 
     generation: int
     rank: int
     world: int
     store_port: int
-    restore: bool
     timeout_s: float
-    source: int = -1
-    receives: bool = False
-    direct: bool = False
-    feeds: list[int] = field(default_factory=list)
     shards: int = 1
-    finish: int = 0
-    left_out: int = 0
-    examine: int = 0
-    doubts: list[Doubt] = field(default_factory=list)
-    agreed: int = -1
-    anew: bool = True
-    live: int = -1
-    watched_s: float = -1.0
-    rewinds: int = 0
-    recalled: int = 0
     standby: str = ""
+    state: StateSource = StateSource()
+    resume: Resume = Resume()
 
 
 class StandBy(Message):

@@ -17,9 +17,9 @@ from benchmarks.control_plane.agents import SimulatedJob
 from benchmarks.control_plane.cases import Case
 from benchmarks.control_plane.coordinator import RECORD, records
 from benchmarks.control_plane.measure import false_deaths, quantile, summary
+from tests.support.fakes.orders import join
 from trainchaos.chaos.errors import ChaosError, MissingCapability, ScenarioError
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.recovery.transport.wire import Join
 
 
 def test_quantiles_are_values_that_were_measured() -> None:
@@ -71,8 +71,7 @@ def test_a_simulated_job_trains_while_it_is_whole_and_its_ring_sees_a_loss() -> 
     job = SimulatedJob(step_s=2.0, clock_s=lambda: now_s[0])
     for rank in range(6):
         assert not job.trains
-        join = Join(generation=1, rank=rank, world=6, store_port=1, restore=False, timeout_s=1.0)
-        job.join(Place(rank // 2), f"w{rank}", join)  # type: ignore[arg-type]
+        job.join(Place(rank // 2), f"w{rank}", join(rank=rank, world=6))  # type: ignore[arg-type]
     now_s[0] += 5.0
     assert job.trains and job.committed == 2
     assert [name for _, name in job.lose({1})] == ["w1", "w4"], "the neighbours of ranks 2 and 3"

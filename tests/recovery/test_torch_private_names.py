@@ -179,17 +179,11 @@ NAMES: dict[str, Callable[[], bool]] = {
         VERSION < (2, 14) or takes(PUBLIC._get_reconfigure_handle, "group")
     ),
     "torch._dynamo": lambda: bool(__import__("torch._dynamo")),
-    "StatefulDataLoader._iterator": lambda: bool(torchdata_loader()),
+    "DataLoader._iterator": lambda: hasattr(torch.utils.data.DataLoader([1]), "_iterator"),
+    "_BaseDataLoaderIter._timeout": lambda: (
+        "_timeout" in inspect.getsource(torch.utils.data.dataloader._BaseDataLoaderIter)
+    ),
 }
-
-
-def torchdata_loader() -> bool:
-    """Torchdata's, between two epochs, with a worker's limit."""
-    stateful = pytest.importorskip("torchdata.stateful_dataloader")
-    loader = stateful.StatefulDataLoader([1, 2])
-    return hasattr(loader, "_iterator") and "_timeout" in inspect.getsource(
-        torch.utils.data.dataloader._BaseDataLoaderIter
-    )
 
 
 @pytest.mark.parametrize("name", NAMES)

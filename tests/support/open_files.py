@@ -7,7 +7,7 @@ import os
 import threading
 
 from tests.support.running import LIMIT_S
-from trainchaos.recovery.collectives.abandoned import LEAVING
+from trainchaos.recovery.collectives.group import LEAVING
 
 
 def open_files() -> int:

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 
 from tests.support.running import LIMIT_S, until
-from trainchaos.recovery.collectives.abandoned import LEAVING
-from trainchaos.recovery.collectives.group import GenerationLost, Group
+from trainchaos.recovery.collectives.group import LEAVING, GenerationLost, Group
 from trainchaos.recovery.collectives.storelink import StoreLink
 from trainchaos.recovery.policy.mesh import Mesh
 from trainchaos.recovery.process.local import start_store

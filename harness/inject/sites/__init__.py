@@ -8,9 +8,9 @@ that act inside a rank have no site: the rank's own agent (``harness.rank.fault_
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trainchaos.chaos.fault.base import Fault, Where
 from trainchaos.chaos.schedule.plan import PlannedFault
@@ -48,22 +48,35 @@ class MissingTarget:
     reason: str
 
 
-class Site(Protocol):
+Aims = Sequence[OccurrenceTarget | MissingTarget]
+
+
+class Site:
     """Finds the targets of faults of one ``Where``."""
 
-    def __init__(self, scene: Scene) -> None: ...
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
 
-    def aims(
-        self, planned: PlannedFault, fault: Fault, number: int
-    ) -> Sequence[OccurrenceTarget | MissingTarget]:
+    def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Aims:
         """All targets of an occurrence due now, in order. ``number``: number of the first of these
         occurrences.
         """
+        raise NotImplementedError
 
     def reachable(self, planned: PlannedFault) -> bool:
-        """Whether all targets are there; during a recovery a process may be about to be
-        replaced.
+        """Whether all targets are there; during a recovery a process may be about to be replaced.
+        A target that is none of those fails its occurrence instead.
         """
+        return True
+
+    def _all_held(self, ranks: Iterable[int]) -> bool:
+        """Whether a process holds each rank."""
+        return all(self._scene.process_of(rank) for rank in ranks)
+
+
+def miss_rank(rank: int) -> MissingTarget:
+    """A rank that no process holds."""
+    return MissingTarget(who={"rank": rank}, reason=f"no process holds rank {rank}")
 
 
 def site(where: Where, scene: Scene) -> Site:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from trainchaos.chaos.fault.base import Fault
 from trainchaos.chaos.schedule.plan import PlannedFault
 from trainchaos.harness.arm.command_checkpoints import newest
 from trainchaos.harness.arm.fault_context import Scene
-from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget
+from trainchaos.harness.inject.sites import Aims, MissingTarget, OccurrenceTarget, Site
 from trainchaos.harness.script.processes.environment import checkpoint_directory
 from trainchaos.recovery.checkpoint.files import checkpoints
 from trainchaos.recovery.transport.wire import Extra
@@ -60,15 +60,10 @@ class NextSave:
         self.scene.send(self.process, Extra(topic="disk", payload=command))
 
 
-class CheckpointSite:
+class CheckpointSite(Site):
     """Finds the checkpoint that a fault names, among those on disk now."""
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
-
-    def aims(
-        self, planned: PlannedFault, fault: Fault, number: int
-    ) -> Sequence[OccurrenceTarget | MissingTarget]:
+    def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Aims:
         """One checkpoint."""
         if fault.hits_next_save:
             return [self._next_save(planned, number)]
@@ -123,10 +118,6 @@ class CheckpointSite:
         return OccurrenceTarget(
             target=NextSave(self._scene, process, about), who=who, processes=(process,), rank=rank
         )
-
-    def reachable(self, planned: PlannedFault) -> bool:
-        """Always: a missing checkpoint fails the occurrence instead."""
-        return True
 
 
 def _look(handle: CheckpointHandle) -> Mapping[str, Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainchaos.chaos.fault.base import Fault
 from trainchaos.chaos.schedule.plan import PlannedFault
 from trainchaos.harness.arm.fault_context import Scene
-from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget
+from trainchaos.harness.inject.sites import Aims, OccurrenceTarget, Site
 
 
 @dataclass(frozen=True)
@@ -22,17 +21,12 @@ class CoordinatorHandle:
         self.scene.lose_coordinator(down_s)
 
 
-class CoordinatorSite:
+class CoordinatorSite(Site):
     """The one coordinator of a job. All ranks are witnesses: their logs show whether they
     continued.
     """
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
-
-    def aims(
-        self, planned: PlannedFault, fault: Fault, number: int
-    ) -> Sequence[OccurrenceTarget | MissingTarget]:
+    def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Aims:
         """The coordinator."""
         world = range(self._scene.setup.cell.scenario.workload.ranks)
         names = tuple(name for rank in world if (name := self._scene.process_of(rank)))

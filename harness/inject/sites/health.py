@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from trainchaos.chaos.fault.base import Fault
 from trainchaos.chaos.schedule.plan import PlannedFault
 from trainchaos.harness.arm.emulated_devices import METRICS, Changed, EmulatedDevices
-from trainchaos.harness.arm.fault_context import Scene
-from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget
-from trainchaos.harness.inject.sites.process import miss_rank
+from trainchaos.harness.inject.sites import Aims, MissingTarget, OccurrenceTarget, Site, miss_rank
 from trainchaos.recovery.health.signs import HealthReport, ReportFile
 
 
@@ -41,15 +39,10 @@ class HealthHandle:
         self.devices.spoil(self.node, self.device)
 
 
-class HealthSite:
+class HealthSite(Site):
     """One occurrence for each rank, or for each node."""
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
-
-    def aims(
-        self, planned: PlannedFault, fault: Fault, number: int
-    ) -> Sequence[OccurrenceTarget | MissingTarget]:
+    def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Aims:
         """The ranks held now, then the nodes."""
         source, devices = self._scene.health, self._scene.devices
         if source is None or devices is None:
@@ -75,5 +68,4 @@ class HealthSite:
         return found
 
     def reachable(self, planned: PlannedFault) -> bool:
-        """Whether a process holds each rank."""
-        return all(self._scene.process_of(rank) for rank in planned.ranks)
+        return self._all_held(planned.ranks)

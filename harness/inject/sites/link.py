@@ -10,8 +10,7 @@ from trainchaos.chaos.fault.base import Fault, Need
 from trainchaos.chaos.fault.targets import LinkShape
 from trainchaos.chaos.schedule.plan import PlannedFault
 from trainchaos.harness.arm.fault_context import Scene
-from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget
-from trainchaos.harness.inject.sites.process import miss_rank
+from trainchaos.harness.inject.sites import Aims, MissingTarget, OccurrenceTarget, Site, miss_rank
 from trainchaos.harness.launch.launcher import LinkControl
 from trainchaos.recovery.transport.wire import Extra
 
@@ -113,15 +112,10 @@ class LinkHandle:
         )
 
 
-class LinkSite:
+class LinkSite(Site):
     """Finds the links of a fault, all of which are one occurrence."""
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
-
-    def aims(
-        self, planned: PlannedFault, fault: Fault, number: int
-    ) -> Sequence[OccurrenceTarget | MissingTarget]:
+    def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Aims:
         """The links whose two ranks are both held, and that can be shaped if the fault shapes
         links.
         """
@@ -131,10 +125,7 @@ class LinkSite:
         return [link_aim(self._scene, control, planned.links)]
 
     def reachable(self, planned: PlannedFault) -> bool:
-        """Whether a process holds every rank."""
-        return all(
-            self._scene.process_of(rank) for rank in {r for link in planned.links for r in link}
-        )
+        return self._all_held({rank for link in planned.links for rank in link})
 
 
 def link_aim(

@@ -12,7 +12,7 @@ from trainchaos.chaos.fault.base import Fault, Need
 from trainchaos.chaos.fault.targets import ProcessTarget
 from trainchaos.chaos.schedule.plan import PlannedFault
 from trainchaos.harness.arm.fault_context import Scene
-from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget
+from trainchaos.harness.inject.sites import Aims, MissingTarget, OccurrenceTarget, Site
 from trainchaos.harness.inject.sites.process import DEAD, ProcessHandle, release, stopped
 from trainchaos.harness.launch.launcher import MachineControl
 
@@ -92,15 +92,10 @@ class NodeHandle:
             release(self.scene, name)
 
 
-class NodeSite:
+class NodeSite(Site):
     """One occurrence per node, or per rack for a fault that takes whole racks."""
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
-
-    def aims(
-        self, planned: PlannedFault, fault: Fault, number: int
-    ) -> Sequence[OccurrenceTarget | MissingTarget]:
+    def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Aims:
         """All processes on the nodes now: ranks, spares, and those still starting."""
         if not fault.whole_racks:
             return [self._aim(fault, [node]) for node in planned.nodes]

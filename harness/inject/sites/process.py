@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from trainchaos.chaos.fault.base import Fault, Need
 from trainchaos.chaos.schedule.plan import PlannedFault
 from trainchaos.harness.arm.fault_context import Scene
-from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget
+from trainchaos.harness.inject.sites import Aims, MissingTarget, OccurrenceTarget, Site, miss_rank
 from trainchaos.recovery.transport.wire import Extra
 
 DEAD = ("Z", "X")
@@ -69,15 +69,10 @@ class ProcessHandle:
         release(self.scene, self.process)
 
 
-class ProcessSite:
+class ProcessSite(Site):
     """One occurrence per process."""
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
-
-    def aims(
-        self, planned: PlannedFault, fault: Fault, number: int
-    ) -> Sequence[OccurrenceTarget | MissingTarget]:
+    def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Aims:
         """The present holders of the ranks, then the spares."""
         found: list[OccurrenceTarget | MissingTarget] = []
         for rank in planned.ranks:
@@ -133,11 +128,6 @@ def release(scene: Scene, process: str) -> None:
     ):
         return
     scene.groups.release(process)
-
-
-def miss_rank(rank: int) -> MissingTarget:
-    """A rank that no process holds."""
-    return MissingTarget(who={"rank": rank}, reason=f"no process holds rank {rank}")
 
 
 def _seen(scene: Scene, process: str) -> Mapping[str, Any] | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from trainchaos.chaos.fault.base import Fault
 from trainchaos.chaos.fault.targets import StorageTarget
 from trainchaos.chaos.schedule.plan import PlannedFault
 from trainchaos.harness.arm.fault_context import Scene
-from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget
+from trainchaos.harness.inject.sites import Aims, MissingTarget, OccurrenceTarget, Site
 
 
 class StorageHandle:
@@ -43,15 +43,10 @@ class StorageHandle:
         return self._storage.probe()
 
 
-class StorageSite:
+class StorageSite(Site):
     """The one file system of an arm's checkpoints."""
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
-
-    def aims(
-        self, planned: PlannedFault, fault: Fault, number: int
-    ) -> Sequence[OccurrenceTarget | MissingTarget]:
+    def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Aims:
         """The file system; the kernel's answer to a write from outside is the witness."""
         storage, who = self._scene.storage, {"storage": "checkpoints"}
         if storage is None:
@@ -60,10 +55,6 @@ class StorageSite:
             ]
         handle = StorageHandle(self._scene, storage)
         return [OccurrenceTarget(target=handle, who=who, look=lambda: _look(handle))]
-
-    def reachable(self, planned: PlannedFault) -> bool:
-        """Always."""
-        return True
 
 
 def _look(storage: StorageTarget) -> Mapping[str, Any] | None:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from trainchaos.chaos.fault.base import Fault
 from trainchaos.chaos.schedule.plan import PlannedFault
 from trainchaos.harness.arm.fault_context import Scene
-from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget
+from trainchaos.harness.inject.sites import Aims, MissingTarget, OccurrenceTarget, Site
 from trainchaos.harness.launch.launcher import StoreControl
 
 
-class StoreSite:
+class StoreSite(Site):
     """The one store of a job."""
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
-
-    def aims(
-        self, planned: PlannedFault, fault: Fault, number: int
-    ) -> Sequence[OccurrenceTarget | MissingTarget]:
+    def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Aims:
         """The store, if it runs as its own process."""
         control = self._scene.store
         if control is None:
@@ -29,10 +24,6 @@ class StoreSite:
             ]
         handle = StoreHandle(self._scene, control)
         return [OccurrenceTarget(target=handle, who={"store": "the job's"}, look=handle.look)]
-
-    def reachable(self, planned: PlannedFault) -> bool:
-        """Always: a new store starts as soon as one ends."""
-        return True
 
 
 class StoreHandle:

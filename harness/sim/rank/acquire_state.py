@@ -31,7 +31,7 @@ class StateAcquisition:
     def __init__(self, job: SimRank, group: Group, order: Join) -> None:
         self._job = job
         self._group = group
-        self._order = order
+        self._order, self._anew = order.state, order.resume.anew
 
     def run(self) -> Generator[float | None, Any, str | None]:
         """Acquire the state; returns the checkpoint that it comes from, if any. Raises
@@ -110,7 +110,7 @@ class StateAcquisition:
         return name
 
     def _complete(self, origin: str) -> Generator[float | None, Any, str]:
-        """As ``recovery.rank.promotion``; returns where the state comes from."""
+        """As ``recovery.rank.acquire_state.wanting``; returns where the state comes from."""
         job, order, follower = self._job, self._order, self._job.follower
         claims = job.member.holding.valid
         if follower is not None:
@@ -204,7 +204,7 @@ class StateAcquisition:
             job.check()
         if found is None:
             try:
-                job.checkpoints.require(anew=self._order.anew)
+                job.checkpoints.require(anew=self._anew)
             except RuntimeError as error:
                 raise TrainingError(error) from error
             return None

@@ -301,15 +301,15 @@ class SimRank:
         if self.feeds is not None:
             self.feeds.joins()
             follower = self.follower
-            self.brings = follower is not None and not order.receives and follower.step >= 0
+            self.brings = follower is not None and not order.state.receives and follower.step >= 0
             self.member.holding.valid |= self.brings
-            self.follower = follower if order.live >= 0 else None
+            self.follower = follower if order.state.live >= 0 else None
         self.rank, self.world = order.rank, order.world
         layout = Layout(world=self.world, shards=order.shards)
         self._hold(layout.shard_of(self.rank), layout)
         assert self.writer is not None
         self.writer.generation = order.generation
-        self.skip, self.examine = self.member.left_out(order), order.examine
+        self.skip, self.examine = self.member.left_out(order), order.resume.examine
         self.mark.begin(order.generation, self.state.step)
         self.mark.collective(0)
         self.mark.enter(progress_counters.JOINING)

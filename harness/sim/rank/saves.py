@@ -21,7 +21,6 @@ from trainchaos.recovery.checkpoint.files.fence import Fenced
 from trainchaos.recovery.checkpoint.files.saving import Saving
 from trainchaos.recovery.policy.doubts import Doubt
 from trainchaos.recovery.policy.interval import schedules
-from trainchaos.recovery.rank.membership import rewinds_in
 from trainchaos.recovery.transport.atomic_rename import remove
 from trainchaos.recovery.transport.wire import Join
 
@@ -81,9 +80,9 @@ class SimSaves:
             self._custody.joined(self._job.rank, self._job.generation)
         except Fenced as error:
             raise TrainingError(error) from error
-        self._custody.distrust(order.doubts, deletes=self._job.rank == 0)
+        self._custody.distrust(order.resume.doubts, deletes=self._job.rank == 0)
         self._put_aside()
-        if (rewinds := rewinds_in(order)) is not None:
+        if (rewinds := order.resume.rewinds) is not None:
             self.schedules.told(self._job.process.clock.now_ns / 1e9, rewinds)
 
     def _put_aside(self) -> None:

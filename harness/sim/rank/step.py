@@ -1,4 +1,4 @@
-"""One attempt of a simulated rank at one step, as ``recovery.rank.step`` and ``complete_step``."""
+"""One attempt of a simulated rank at one step, as ``recovery.rank.step``."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ class Attempt:
         return result
 
     def commit(self, reduced: Reduced) -> bool:
-        """Apply the reduced gradients, as ``recovery.rank.complete_step``; returns whether all
+        """Apply the reduced gradients, as ``recovery.rank.step.complete``; returns whether all
         ranks save at this step. For a rank that applies the step later, with the others' result,
         this is all that is done of it.
         """

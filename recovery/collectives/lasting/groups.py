@@ -16,10 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainchaos.recovery.collectives.circle import Circle, GenerationLost
-from trainchaos.recovery.collectives.group import Group
-from trainchaos.recovery.collectives.lasting.traffic import Traffic
-from trainchaos.recovery.collectives.peer import begin
+from trainchaos.recovery.collectives.group import Circle, GenerationLost, Group
+from trainchaos.recovery.collectives.reduce import Reducer
 
 BACKEND = "recovery"
 _TorchGroup: Any = dist.ProcessGroup  # whose methods have several forms each
@@ -35,12 +33,12 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
     GenerationLost once it is left or the job over, RuntimeError before the first.
     """
 
-    def __init__(self, rank: int, size: int, name: str, traffic: Traffic) -> None:
+    def __init__(self, rank: int, size: int, name: str, reducer: Reducer) -> None:
         super().__init__(rank, size)
         self.name_of_circle = name
         self._at = rank, size
         self.generation = 0
-        self._traffic = traffic
+        self._reducer = reducer
         self._circle: Circle | None = None
         self._left = False
 
@@ -232,19 +230,19 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work:
         """See torch. Waited for where torch's caller waits."""
         circle = self._joined()
-        self._traffic.pass_on(tensors)
+        self._reducer.pass_on(tensors)
         parts = [_for_peers(circle, tensor).contiguous() for tensor in tensors]
         return _Later(
-            self._traffic, circle, begin(circle, lambda made: made.send(parts, peer, tag))
+            self._reducer, circle, circle.start_with_peer(lambda made: made.send(parts, peer, tag))
         )
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work:
         """See torch. Waited for where torch's caller waits."""
         circle = self._joined()
-        self._traffic.pass_on(())
+        self._reducer.pass_on(())
         rooms = [_room_for_peers(circle, tensor) for tensor in tensors]
-        work = begin(circle, lambda made: made.recv(rooms, peer, tag))
-        return _Later(self._traffic, circle, work, tensors, rooms)
+        work = circle.start_with_peer(lambda made: made.recv(rooms, peer, tag))
+        return _Later(self._reducer, circle, work, tensors, rooms)
 
     @torch.no_grad()
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> dist.Work:
@@ -302,7 +300,7 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
     ) -> None:
         circle = self._joined()
         if len(circle.ranks) > 1:
-            self._traffic.exchange(circle, ring_bytes, operation, sent=sent, got=got)
+            self._reducer.exchange(circle, ring_bytes, operation, sent=sent, got=got)
 
     def _joined(self) -> Circle:
         if self._circle is None and self._left:
@@ -323,14 +321,14 @@ class _Later(dist.Work):
 
     def __init__(
         self,
-        traffic: Traffic,
+        reducer: Reducer,
         circle: Circle,
         work: Any,
         got: Sequence[Tensor] = (),
         rooms: Sequence[Tensor] = (),
     ) -> None:
         super().__init__()
-        self._parts = traffic, circle, work, got
+        self._parts = reducer, circle, work, got
         self._rooms = rooms
         self._ended = False
 
@@ -347,8 +345,8 @@ class _Later(dist.Work):
 
     def _end(self) -> None:
         if not self._ended:
-            traffic, circle, work, got = self._parts
-            traffic.await_peer(circle, work, got, self._land)
+            reducer, circle, work, got = self._parts
+            reducer.await_peer(circle, work, got, self._land)
             self._ended = True
 
     def _land(self) -> None:

@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 
-from trainchaos.recovery.collectives.circle import require_no_group
 from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.collectives.lasting import objects
 from trainchaos.recovery.collectives.lasting.groups import BACKEND, LastingGroup
-from trainchaos.recovery.collectives.lasting.traffic import Traffic
+from trainchaos.recovery.collectives.lost import require_no_group
+from trainchaos.recovery.collectives.reduce import Reducer
 from trainchaos.recovery.policy.mesh import DIMS, Mesh
 
 NAMES = ("replicate", *DIMS)
@@ -33,24 +33,23 @@ _set_up_as_torch_does: Any = DeviceMesh._setup_world_group_and_device
 
 class JobGroups:
     """``default``: the default process group; ``mesh``: of the dimensions ``NAMES``, made once the
-    place of this process is known, whose groups follow the generations; ``traffic``: what goes over
-    them.
+    place of this process is known, whose groups follow the generations; ``reducer``: by which what
+    goes over them is waited for.
 
     Raises RuntimeError where the process has a default group already.
     """
 
     def __init__(
-        self, mesh: Mesh, cell: int, *, rank: int, world: int, traffic: Traffic, device: str
+        self, mesh: Mesh, cell: int, *, rank: int, world: int, reducer: Reducer, device: str
     ) -> None:
         require_no_group()
-        self.traffic = traffic
         place = mesh.place(cell)
         self._groups: dict[str, LastingGroup] = {
-            "replicate": LastingGroup(0, 1, "replicate", traffic)
+            "replicate": LastingGroup(0, 1, "replicate", reducer)
         }
         for dim in DIMS:
-            self._groups[dim] = LastingGroup(getattr(place, dim), mesh.size(dim), dim, traffic)
-        self.default = LastingGroup(rank, world, "everyone", traffic)
+            self._groups[dim] = LastingGroup(getattr(place, dim), mesh.size(dim), dim, reducer)
+        self.default = LastingGroup(rank, world, "everyone", reducer)
         _become_default(self.default)
         _register(self._groups["replicate"], f"{BACKEND}-replicate", [rank])
         for dim in DIMS:

@@ -170,29 +170,6 @@ class Job:
         self.said.append(message)
 
 
-def test_an_answer_for_another_fault_is_none_and_who_holds_shows_that_it_lives() -> None:
-    job = Job(
-        {"act": False, "fault": "other"},
-        {"act": True, "fault": "other", "occurrence": 3},
-        {"act": False, "fault": "mine"},
-    )
-    point = {"fault": "mine", "step": 4, "phase": "data", "seed": 1}
-    job.faults.on_command("arm", {"points": [point], "standing": []})
-    job.faults.at(4, "data")
-    assert [message.topic for message in job.said] == ["at_point", "missed"]
-    assert job.touched == 3, "the supervisor does not take it for hung meanwhile"
-
-
-def test_a_hold_that_nobody_ends_is_over_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainchaos.harness.rank.shims.agenda.HOLD_LIMIT_S", 0.01)
-    job = Job()
-    job.faults.on_command(
-        "arm", {"points": [{"fault": "f", "step": 4, "phase": "data", "seed": 1}], "standing": []}
-    )
-    job.faults.at(4, "data")
-    assert [message.topic for message in job.said] == ["at_point", "unanswered"]
-
-
 def test_an_answer_in_the_moment_in_which_the_hold_is_over_is_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -258,11 +258,6 @@ def test_what_is_left_for_the_next_step_is_done_at_the_same_phase_of_it_and_meas
     assert done == ["later"]
 
 
-def test_only_an_act_has_a_next_step(hands: Recorder) -> None:
-    with pytest.raises(RuntimeError, match="only an act"):
-        hands.agenda.next_step(lambda: None)
-
-
 def test_what_finds_nothing_to_act_on_says_so_and_is_not_in_force(hands: Recorder) -> None:
     hands.agenda.hear("arm", armed(point("f", 4)))
     hands.missing = True

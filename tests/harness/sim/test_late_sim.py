@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.fakes.orders import join
 from tests.support.search.simulate import rank_config
 from trainchaos.chaos.events.log import Event, Kind, read_actor
 from trainchaos.harness.sim.rank.behaviour import Behaviour
@@ -18,7 +19,6 @@ from trainchaos.harness.sim.world.process import Process
 from trainchaos.harness.sim.world.settings import MS
 from trainchaos.recovery.transport.wire import (
     Abort,
-    Join,
     Joined,
     Message,
     Parked,
@@ -65,18 +65,15 @@ class Pair:
             generation, Group(generation=generation, size=size, form_ns=0.0, spread_ns=spread_ns)
         )
 
-    def tell(self, of: type[Message], **about: Any) -> None:
+    def tell(self, message: Message) -> None:
         """Both, at once."""
+        for process in self.processes:
+            process.deliver(message, 0.0)
+
+    def join(self, generation: int, **more: Any) -> None:
+        """Order both into a generation."""
         for rank, process in enumerate(self.processes):
-            own = {
-                "rank": rank,
-                "world": 2,
-                "store_port": 1,
-                "restore": False,
-                "timeout_s": 5.0,
-                "shards": 2,
-            }
-            process.deliver(of(**(own if of is Join else {}), **about), 0.0)
+            process.deliver(join(generation, rank=rank, world=2, shards=2, **more), 0.0)
 
     def play(self) -> Iterator[None]:
         """One thing that happens after the other."""
@@ -111,12 +108,12 @@ def test_a_step_that_is_finished_late_is_written_down_as_one_in_time(
     """
     pair = Pair(tmp_path)
     pair.hear(Ready)
-    pair.tell(Join, generation=1)
+    pair.join(1)
     pair.hear(Joined)
     for _ in pair.play():
         steps = [rank.state.step for rank in pair.ranks]
         if asked and min(steps) == step - 1:
-            pair.tell(PauseRequest, save=True)
+            pair.tell(PauseRequest(save=True))
             asked = False
         if max(steps) == step:
             break
@@ -124,10 +121,10 @@ def test_a_step_that_is_finished_late_is_written_down_as_one_in_time(
         "the other has not heard yet that both hold their part"
     )
     late = steps.index(step - 1)
-    pair.tell(Abort, generation=1)
+    pair.tell(Abort(generation=1))
     parked = pair.hear(Parked)
     assert [parked[late].step, parked[late].pending] == [step - 1, step]
-    pair.tell(Join, generation=2, finish=step)
+    pair.join(2, finish=step)
     assert [joined.step for joined in pair.hear(Joined)] == [step, step]
     mine, other = (
         [e for e in pair.events(rank, Kind.STEP_COMMITTED) if e.step == step]

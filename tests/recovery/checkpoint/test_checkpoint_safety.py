@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from msgspec import structs
 
 from tests.recovery.checkpoint.test_checkpointer import ALONE, Rank
 from tests.recovery.checkpoint.test_checkpoints import flip
 from tests.recovery.supervise.test_controller import FakeHands, Rig
+from tests.support.fakes.orders import join
 from tests.support.running import Running, scripts
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.checkpoint.checkpointer import NothingToRestore
@@ -66,7 +66,7 @@ def test_the_rank_that_saves_hears_at_which_step_the_replicas_agreed() -> None:
     assert len(rig.events(Kind.REPLICAS_AGREED)) == 2, "nothing new is vouched for"
     rig.die("w0")
     rig.park("w1", "w2", "w3", step=30)
-    assert {(j.agreed, j.anew) for j in rig.joins().values()} == {(20, False)}, (
+    assert {(j.resume.agreed, j.resume.anew) for j in rig.joins().values()} == {(20, False)}, (
         "and so does who saves next"
     )
 
@@ -76,7 +76,7 @@ def test_before_anything_was_saved_initial_values_will_do() -> None:
     rig.train(steps=20)
     rig.die("w0")
     rig.park("w1", "w2", "w3", step=20)
-    assert all(join.anew for join in rig.joins().values())
+    assert all(join.resume.anew for join in rig.joins().values())
 
 
 def test_a_rank_with_nothing_left_to_restore_ends_the_job_at_once() -> None:
@@ -112,7 +112,7 @@ def test_a_takeover_before_the_first_generation_begins_as_the_job_was_to(state: 
         control.on_message(name, Ready())
     joins = [message for _, message in hands.sent if isinstance(message, Join)]
     assert len(joins) == 2
-    assert {join.restore for join in joins} == {state is StateFrom.CHECKPOINT}
+    assert {join.state.restore for join in joins} == {state is StateFrom.CHECKPOINT}
 
 
 def test_a_checkpoint_that_was_restored_counts_as_one_of_the_job() -> None:
@@ -130,12 +130,9 @@ def test_a_checkpoint_that_was_restored_counts_as_one_of_the_job() -> None:
 def test_an_agent_remembers_the_last_agreement(tmp_path: Path) -> None:
     one, other = socket.socketpair()
     agent = RankAgent(Channel(one))
-    first = Join(
-        generation=1, rank=0, world=1, store_port=1, restore=False, timeout_s=1.0, agreed=40
-    )
-    agent._handle(first)
+    agent._handle(join(agreed=40))
     agent._handle(Agreed(step=50))
-    agent._handle(structs.replace(first, agreed=-1))
+    agent._handle(join(agreed=-1))
     assert agent.heard.agreed == 50, "a supervisor that does not know takes nothing back"
     one.close()
     other.close()

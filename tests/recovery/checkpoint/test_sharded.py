@@ -20,16 +20,15 @@ from trainchaos.harness.workloads._transformer import Transformer
 from trainchaos.recovery.collectives import buckets, sharding
 from trainchaos.recovery.collectives.group import GenerationLost, Group
 from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups
-from trainchaos.recovery.collectives.lasting.traffic import Traffic
-from trainchaos.recovery.collectives.reducer import Reduced
+from trainchaos.recovery.collectives.reduce import Reduced
 from trainchaos.recovery.collectives.sharded import ShardedReducer
 from trainchaos.recovery.collectives.transfer import copy_state
 from trainchaos.recovery.data import order
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.policy.mesh import Mesh
-from trainchaos.recovery.rank.complete_step import exchange_totals, figures_of
 from trainchaos.recovery.rank.examine import spoilt_samples
 from trainchaos.recovery.rank.recipe import ModelRecipe
+from trainchaos.recovery.rank.step import exchange_totals, figures_of
 from trainchaos.recovery.state.parts import local
 from trainchaos.recovery.state.registered import Schedule
 from trainchaos.recovery.state.state import TrainState
@@ -89,7 +88,8 @@ class Part:
         # spoil this rank's part of a gradient, once the replica is done with it
         self.poison = False
         self.lose_at = 0  # number of the collective at which the generation is lost
-        self.reducer = ShardedReducer(model, entering=self._entering, waiting=self._waiting)
+        self.reducer = ShardedReducer(model, entering=self._entering)
+        self.reducer.waiting = self._waiting
         self.reducer.check = me.check
         self.recipe = ModelRecipe(model=model, optimizer=adam, scheduler=decay, units=None)
         self.mesh = Mesh(shard=shards)
@@ -98,7 +98,7 @@ class Part:
             self.shard,
             rank=me.rank,
             world=me.world,
-            traffic=Traffic(self.reducer, self._waiting),
+            reducer=self.reducer,
             device="cpu",
         )
         assert self.take_part(me.rank)

@@ -206,7 +206,7 @@ def test_the_first_generation_holds_what_the_user_asked_for(
         lost_before_its_first_generation(tmp_path)
     lives = turns(200, lambda host: len(host.joins) == 2)
     host = supervised(spec_of(tmp_path, fresh=fresh), lives, takes_over=takes_over)
-    assert {name: join.restore for name, join in host.joins.items()} == dict.fromkeys(
+    assert {name: join.state.restore for name, join in host.joins.items()} == dict.fromkeys(
         ("w0", "w1"), not fresh
     )
     adopted = [

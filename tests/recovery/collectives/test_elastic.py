@@ -13,7 +13,7 @@ from tests.support.ranks import Self, results
 from trainchaos.recovery.collectives import buckets
 from trainchaos.recovery.collectives.elastic import ElasticReducer
 from trainchaos.recovery.collectives.group import Group
-from trainchaos.recovery.collectives.reducer import Asks, Reduced
+from trainchaos.recovery.collectives.reduce import Asks, Reduced
 from trainchaos.recovery.data import order
 
 PARTS = 4

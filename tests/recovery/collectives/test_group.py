@@ -26,9 +26,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from tests.support.open_files import open_files
 from tests.support.ranks import Self, ranks, results
 from tests.support.running import LIMIT_S
-from trainchaos.recovery.collectives import peer, sockets, transfer
-from trainchaos.recovery.collectives.circle import MOST_BEGUN
-from trainchaos.recovery.collectives.group import GenerationLost, Group
+from trainchaos.recovery.collectives import sockets, transfer
+from trainchaos.recovery.collectives.group import MOST_BEGUN, GenerationLost, Group
 from trainchaos.recovery.process.local import start_store
 from trainchaos.recovery.state.state import TrainState
 
@@ -104,12 +103,12 @@ def count_begun(me: Self) -> list[int]:
     group.form()
     part, found = torch.ones(3), [group.unfinished()]
     if me.rank == 0:
-        work = peer.receive(group.everyone, part, 1, 0)
+        work = group.everyone.receive(part, 1, 0)
         found.append(group.unfinished())
         me.say("begun")
     else:
         me.hear()
-        work = peer.send(group.everyone, part, 0, 0)
+        work = group.everyone.send(part, 0, 0)
     group.wait(work)
     found += [group.unfinished(), len(group.begun.take())]
     for _ in range(3 * MOST_BEGUN):

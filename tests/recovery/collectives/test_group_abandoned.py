@@ -15,11 +15,9 @@ import torch
 from tests.support.open_files import open_files
 from tests.support.ranks import Self, ranks
 from tests.support.running import LIMIT_S, until
-from trainchaos.recovery.collectives import abandoned
 from trainchaos.recovery.collectives import group as module
-from trainchaos.recovery.collectives.abandoned import ABANDONED, LEAVING
-from trainchaos.recovery.collectives.circle import GenerationLost
-from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.collectives.group import ABANDONED, LEAVING, Group
+from trainchaos.recovery.collectives.lost import GenerationLost
 from trainchaos.recovery.collectives.storelink import StoreLink
 
 
@@ -46,7 +44,7 @@ def waiting() -> int:
 def test_it_is_held_until_its_operation_has_ended_and_no_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(abandoned, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(module, "ABANDONED_LOOK_S", 0.01)
 
     def lost() -> None:
         raise GenerationLost("aborted")
@@ -74,7 +72,7 @@ def abandon(me: Self) -> list[tuple[int, int]]:
     timed out.
     """
     module.shut_down = lambda wanted, **_: 0  # as if the wake-up were lost every time
-    abandoned.LOOK_EVERY_S = 0.05
+    module.ABANDONED_LOOK_S = 0.05
     link, peers, held = StoreLink(), [], []
     for generation in (1, 2):
         me.say("about to form")

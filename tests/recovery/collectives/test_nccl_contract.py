@@ -27,13 +27,13 @@ from trainchaos.recovery.checkpoint.background import Snapshot
 from trainchaos.recovery.checkpoint.chunks import chunks_of
 from trainchaos.recovery.checkpoint.restore import votes
 from trainchaos.recovery.collectives import buckets
-from trainchaos.recovery.collectives.circle import GenerationLost
 from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.collectives.lost import GenerationLost
 from trainchaos.recovery.collectives.sharded import ShardedReducer
 from trainchaos.recovery.data import order
 from trainchaos.recovery.policy.mesh import Mesh
 from trainchaos.recovery.process.local import NCCL_WATCHDOG, rank_environment, start_store
-from trainchaos.recovery.rank.complete_step import exchange_totals
+from trainchaos.recovery.rank.step import exchange_totals
 from trainchaos.recovery.state import digest
 from trainchaos.recovery.state.digest import Digester
 from trainchaos.recovery.state.fingerprint import fingerprint
@@ -343,7 +343,7 @@ def test_a_sharded_step_exchanges_what_is_on_the_device(gpus: Gpus, bad: int | N
 
     def step(group: Group) -> Any:
         model = network().to(str(group.device))
-        reducer = ShardedReducer(model, entering=lambda _: None, waiting=lambda _: None)
+        reducer = ShardedReducer(model, entering=lambda _: None)
         reducer.adopt()
         reducer.new_generation(group)
         device = group.device

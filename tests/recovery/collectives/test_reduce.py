@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from tests.support.ranks import Self, results
 from trainchaos.recovery.collectives import buckets
 from trainchaos.recovery.collectives.group import GenerationLost
-from trainchaos.recovery.collectives.reduce import GradientReducer
-from trainchaos.recovery.collectives.reducer import Asks, Reduced
+from trainchaos.recovery.collectives.reduce import Asks, GradientReducer, Reduced
 from trainchaos.recovery.data import order
 from trainchaos.recovery.policy.layout import Layout
 
@@ -231,7 +230,7 @@ def test_ranks_that_began_with_different_states_apply_no_step(blamed: tuple[int,
     model, mine, other = net(), "0123456789abcdef", "0123456789abcdee"
     shown = GradientReducer(net(), max_world=4, entering=lambda _: None)
     shown.starts_with(mine)
-    flag = float(bool(blamed)) + float(cast(float, shown._with_start(0.0)))
+    flag = float(bool(blamed)) + shown._started
     reducer = GradientReducer(model, max_world=4, entering=lambda _: None)
     for starts, sent, fits in (
         (mine, flag, True),

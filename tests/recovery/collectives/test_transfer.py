@@ -16,7 +16,7 @@ from tests.recovery.checkpoint.test_signs_of_life import STRIDE, Signs
 from tests.recovery.state.test_optimizers import Relay
 from trainchaos.recovery.checkpoint.chunks import chunks_of
 from trainchaos.recovery.collectives import transfer
-from trainchaos.recovery.collectives.circle import Circle
+from trainchaos.recovery.collectives.group import Circle
 
 
 def test_a_copy_for_a_peer_shows_progress_within_each_tensor_whoever_sends_or_gets_it(

@@ -13,14 +13,15 @@ from torch import nn
 
 from tests.recovery.supervise.test_controller import FakeHands, Rig
 from tests.recovery.supervise.test_excluded_samples import view
+from tests.support.fakes.orders import join
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.data import order
 from trainchaos.recovery.data.exclusion_index import ExclusionIndex
 from trainchaos.recovery.data.permutation import Permutation
-from trainchaos.recovery.data.received_exclusions import ReceivedExclusions
 from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
 from trainchaos.recovery.policy.strategy import MOST_SHOWN, Form, StateFrom, describe
 from trainchaos.recovery.rank import examine
+from trainchaos.recovery.rank.membership import Membership, SupervisorOrders
 from trainchaos.recovery.supervise.adoption import JobRecord
 from trainchaos.recovery.supervise.controller import Controller
 from trainchaos.recovery.transport.channel import LONGEST
@@ -49,14 +50,14 @@ def breaks(rig: Rig, step: int) -> None:
     rig.join(*rig.members, step=step)
 
 
-def heard(sent: list[tuple[str, Any]], name: str, received: ReceivedExclusions) -> list[Join]:
+def heard(sent: list[tuple[str, Any]], name: str, received: Membership) -> list[Join]:
     """What a process makes of all that is sent to it."""
     joins = []
     for process, message in sent:
         if process == name and isinstance(message, LeaveOut):
-            received.add(message)
+            received.note_exclusions(message)
         elif process == name and isinstance(message, Join):
-            received.of(message)
+            received.left_out(message)
             joins.append(message)
     return joins
 
@@ -70,9 +71,9 @@ def test_each_process_is_told_once_and_a_join_does_not_grow() -> None:
     breaks(rig, 20)
     first = len(rig.hands.sent)
     for name in rig.members:
-        received = ReceivedExclusions()
+        received = Membership(SupervisorOrders(), steps=1)
         joins = heard(rig.hands.sent, name, received)
-        assert len(received.of(joins[-1])) == count
+        assert len(received.left_out(joins[-1])) == count
         assert len(packed(joins[-1])) < before + 60, "what a Join says of one process"
     assert all(len(packed(message)) < LONGEST / 8 for _, message in rig.hands.sent)
     leave_out(rig, range(5), since=30)
@@ -115,11 +116,11 @@ def test_who_takes_over_tells_everybody_anew() -> None:
     for name in known.roles:
         hands.marks[name] = hands.marks.get(name) or Rig(HotSpare()).hands.marks["w0"]
     control.adopt(known, StateFrom.INITIAL)
-    received = ReceivedExclusions()
-    received.add(LeaveOut(after=0, samples=[7], since=[2]))
+    received = Membership(SupervisorOrders(), steps=1)
+    received.note_exclusions(LeaveOut(after=0, samples=[7], since=[2]))
     control.job.excluded.send_missing(control.job.table["w0"])
     heard(hands.sent, "w0", received)
-    assert dict(received._since) == {7: 2, 9: 4}
+    assert dict(received._left_out) == {7: 2, 9: 4}
 
 
 def test_shares_of_many_ranks_make_no_line_of_any_length_and_no_text() -> None:
@@ -205,22 +206,16 @@ def test_of_single_samples_no_more_are_named_than_a_message_takes(
 # ---- process
 
 
-def join(left_out: int) -> Join:
-    return Join(
-        generation=1, rank=0, world=1, store_port=1, restore=False, timeout_s=1.0, left_out=left_out
-    )
-
-
 def test_a_rank_that_was_not_told_all_does_not_train() -> None:
-    received = ReceivedExclusions()
-    received.add(LeaveOut(after=0, samples=[1, 2], since=[5, 5]))
-    assert received.of(join(2)) == {1: 5, 2: 5}
+    received = Membership(SupervisorOrders(), steps=1)
+    received.note_exclusions(LeaveOut(after=0, samples=[1, 2], since=[5, 5]))
+    assert received.left_out(join(left_out=2)) == {1: 5, 2: 5}
     with pytest.raises(RuntimeError, match="3 samples are left out, and it was told of 2"):
-        received.of(join(3))
+        received.left_out(join(left_out=3))
     with pytest.raises(RuntimeError, match="after 3"):
-        received.add(LeaveOut(after=3, samples=[4], since=[5]))
-    received.add(LeaveOut(after=0, samples=[9], since=[1]))
-    assert received.of(join(1)) == {9: 1}
+        received.note_exclusions(LeaveOut(after=3, samples=[4], since=[5]))
+    received.note_exclusions(LeaveOut(after=0, samples=[9], since=[1]))
+    assert received.left_out(join(left_out=1)) == {9: 1}
 
 
 @pytest.mark.parametrize("samples", [1, 7, 64, 1000, 4097])

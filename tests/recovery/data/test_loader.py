@@ -4,7 +4,6 @@ computed.
 
 from __future__ import annotations
 
-import builtins
 import os
 import queue
 import random
@@ -26,7 +25,7 @@ from torch.utils.data import Dataset, IterableDataset
 from tests.support.running import LIMIT_S, readable
 from trainchaos.recovery.collectives.group import GenerationLost
 from trainchaos.recovery.data import order
-from trainchaos.recovery.data.loader import Loader, StepSampler
+from trainchaos.recovery.data.loader import Loader
 from trainchaos.recovery.data.order import MicroBatch
 from trainchaos.recovery.process import processes
 
@@ -365,22 +364,6 @@ def test_workers_end_with_their_rank() -> None:
         os.close(fd)
 
 
-def test_without_torchdata_it_says_what_to_install(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = builtins.__import__
-
-    def missing(name: str, *rest: Any, **more: Any) -> Any:
-        if name.startswith("torchdata"):
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(ImportError, match=r"needs torchdata: install the extra 'data'"):
-        loader_of(job)
-    assert job.step(loader_of(job, workers=0)) == reference()[0]
-
-
 def test_an_iterable_data_set_is_refused(job: Job) -> None:
     class Stream(IterableDataset[Any]):
         def __iter__(self) -> Iterator[Tensor]:
@@ -388,33 +371,3 @@ def test_an_iterable_data_set_is_refused(job: Job) -> None:
 
     with pytest.raises(TypeError, match="__getitem__"):
         loader_of(job, dataset=Stream())
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_sampler_resumes_in_a_stateful_data_loader(workers: int) -> None:
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    def made() -> Any:
-        return StatefulDataLoader(
-            _ByKey(),
-            batch_sampler=StepSampler(Job(world=1, elastic=True)),
-            num_workers=workers,
-            multiprocessing_context="fork" if workers else None,
-            generator=torch.Generator(),
-        )
-
-    whole = [batch.tolist() for batch in made()]
-    assert len(whole) == 4 * STEPS
-    for taken in (1, 6, 4 * STEPS - 1):
-        loader = made()
-        batches = iter(loader)
-        for _ in range(taken):
-            next(batches)
-        resumed = made()
-        resumed.load_state_dict(loader.state_dict())
-        assert [batch.tolist() for batch in resumed] == whole[taken:]
-
-
-class _ByKey(Dataset[Any]):
-    def __getitem__(self, key: tuple[int, int]) -> Tensor:
-        return torch.tensor(key)

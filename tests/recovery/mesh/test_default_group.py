@@ -17,10 +17,9 @@ import torch.distributed as dist
 from tests.support.running import supervised
 from trainchaos import recovery
 from trainchaos.chaos.events.log import Kind
-from trainchaos.recovery.collectives.circle import GenerationLost
 from trainchaos.recovery.collectives.lasting import objects
 from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups, is_a_jobs
-from trainchaos.recovery.collectives.lasting.traffic import Traffic
+from trainchaos.recovery.collectives.lost import GenerationLost
 from trainchaos.recovery.policy.mesh import Mesh
 
 STEPS = 12
@@ -29,7 +28,7 @@ LOST_AT = 5
 SCRIPT = f"""
 import json, os, signal, torch, torch.distributed as dist
 from trainchaos import recovery
-from trainchaos.recovery.collectives.circle import GenerationLost
+from trainchaos.recovery.collectives.lost import GenerationLost
 
 job = recovery.join(samples=64, steps={STEPS}, global_batch=6, seed=3)
 torch.manual_seed(job.seed)
@@ -202,7 +201,7 @@ def test_what_torch_is_taught_holds_as_long_as_the_default_group_is_a_jobs() -> 
         1,
         rank=3,
         world=4,
-        traffic=Traffic(reducer, waiting=lambda _: None),
+        reducer=reducer,
         device="cpu",
     )
     try:

@@ -21,11 +21,10 @@ from trainchaos.recovery.checkpoint.chunks import chunks_of
 from trainchaos.recovery.checkpoint.restore import restore_newest
 from trainchaos.recovery.checkpoint.saves import SaveOrder, content_of, write
 from trainchaos.recovery.collectives.buckets import Bucket
-from trainchaos.recovery.collectives.circle import GenerationLost, lost_in
 from trainchaos.recovery.collectives.lasting import groups
 from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups
-from trainchaos.recovery.collectives.lasting.traffic import Traffic
-from trainchaos.recovery.collectives.reducer import Reduced
+from trainchaos.recovery.collectives.lost import GenerationLost, lost_in
+from trainchaos.recovery.collectives.reduce import Reduced
 from trainchaos.recovery.collectives.sharded import ShardedReducer
 from trainchaos.recovery.data import order
 from trainchaos.recovery.policy.layout import Layout
@@ -77,15 +76,14 @@ class Part:
         self.waits = 0
         self.entered = 0
         self.lose_at = -1  # number of the collective of a generation at which it is lost
-        self.reducer = ShardedReducer(
-            self.recipe.model, entering=self._entering, waiting=self._waiting
-        )
+        self.reducer = ShardedReducer(self.recipe.model, entering=self._entering)
+        self.reducer.waiting = self._waiting
         self.groups = JobGroups(
             mesh,
             self.layout.shard_of(me.rank),
             rank=me.rank,
             world=me.world,
-            traffic=Traffic(self.reducer, self._waiting),
+            reducer=self.reducer,
             device="cpu",
         )
         self.recipe.take_part(

@@ -10,7 +10,7 @@ from tests.recovery.supervise.test_controller import Rig
 from trainchaos.recovery.policy.copies import CopyPlan, broadcast_sends, each_sends
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
-from trainchaos.recovery.transport.wire import Join, Ready
+from trainchaos.recovery.transport.wire import Ready, StateSource
 
 
 def plan(world: int, lacking: set[int], shards: int = 1) -> CopyPlan:
@@ -29,10 +29,10 @@ ALONE = {"source": -1, "receives": False, "direct": True, "feeds": []}
 
 def test_one_that_lacks_the_state_gets_it_of_one_holder_and_the_others_take_no_part() -> None:
     orders = plan(4, {2}).spread().orders()
-    assert orders[2] == {"rank": 2, "source": 0, "receives": True, "direct": True, "feeds": []}
-    assert orders[0] == {"rank": 0, "source": 0, "receives": False, "direct": True, "feeds": [2]}
+    assert orders[2] == {"source": 0, "receives": True, "direct": True, "feeds": []}
+    assert orders[0] == {"source": 0, "receives": False, "direct": True, "feeds": [2]}
     for rank in (1, 3):
-        assert orders[rank] == {**ALONE, "rank": rank}
+        assert orders[rank] == ALONE
 
 
 def test_several_get_it_of_different_holders_at_once() -> None:
@@ -46,9 +46,7 @@ def test_a_broadcast_stays_where_the_holders_would_send_more_often() -> None:
     given = plan(8, set(range(1, 8)))
     spread = given.spread()
     assert not spread.direct and spread == given
-    assert spread.orders() == [
-        {"rank": rank, "source": 0, "receives": rank > 0} for rank in range(8)
-    ]
+    assert spread.orders() == [{"source": 0, "receives": rank > 0} for rank in range(8)]
 
 
 def test_each_shard_is_decided_by_itself() -> None:
@@ -56,27 +54,16 @@ def test_each_shard_is_decided_by_itself() -> None:
     spread = plan(8, {2, 3, 5, 7}, shards=2).spread()
     assert spread.direct == {0} and dict(spread.copies) == {2: 0, 3: 1, 5: 1, 7: 1}
     orders = spread.orders()
-    assert orders[1] == {"rank": 1, "source": 1, "receives": False}
-    assert orders[4] == {**ALONE, "rank": 4}
+    assert orders[1] == {"source": 1, "receives": False}
+    assert orders[4] == ALONE
 
 
 @pytest.mark.parametrize("world", range(2, 12))
 def test_every_receiver_is_fed_by_one_holder_that_knows_it(world: int) -> None:
     for lost in range(1, world):
         spread = plan(world, set(range(world - lost, world))).spread()
-        orders = [
-            Join(
-                generation=1,
-                world=world,
-                store_port=1,
-                restore=False,
-                timeout_s=1.0,
-                **order,
-            )
-            for order in spread.orders()
-        ]
+        orders = [StateSource(**order) for order in spread.orders()]
         for rank, order in enumerate(orders):
-            assert order.rank == rank
             if order.direct:
                 fed = [to for to, giver in spread.copies.items() if giver == rank]
                 assert order.feeds == fed and not (fed and order.receives)
@@ -89,7 +76,7 @@ def test_every_receiver_is_fed_by_one_holder_that_knows_it(world: int) -> None:
 def test_nobody_lacks_anything() -> None:
     spread = plan(3, set()).spread()
     assert not spread.direct and spread.orders() == [
-        {"rank": rank, "source": -1, "receives": False} for rank in range(3)
+        {"source": -1, "receives": False} for rank in range(3)
     ]
 
 
@@ -132,7 +119,7 @@ def test_ranks_copy_from_rank_to_rank_where_all_are_known_to_reach_one_another(
     rig.die("w1")
     rig.park("w0", "w2", "w3", step=10)
     orders = rig.joins()
-    taken = [name for name, order in orders.items() if order.source >= 0]
-    assert orders["s4"].receives and orders["s4"].direct is direct
+    taken = [name for name, order in orders.items() if order.state.source >= 0]
+    assert orders["s4"].state.receives and orders["s4"].state.direct is direct
     assert taken == (["w0", "s4"] if direct else list(orders)), "who takes part"
-    assert orders["w0"].feeds == ([1] if direct else [])
+    assert orders["w0"].state.feeds == ([1] if direct else [])

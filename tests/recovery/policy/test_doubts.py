@@ -180,14 +180,14 @@ def fails(rig: Rig, step: int) -> list[Doubt]:
     rig.die(lost)
     rig.park(*others, step=step + 1)
     rig.ready(*(name for name in rig.names() if name not in (*others, lost)))
-    (told,) = {tuple(join.doubts) for join in rig.joins().values()}
+    (told,) = {tuple(join.resume.doubts) for join in rig.joins().values()}
     return list(told)
 
 
 def test_a_doubt_is_told_to_each_generation_until_a_rank_has_said_that_it_is_settled() -> None:
     rig = Rig(HotSpare(spares=3))
     diverged(rig)
-    assert {tuple(join.doubts) for join in rig.joins().values()} == {((2, 20),)}
+    assert {tuple(join.resume.doubts) for join in rig.joins().values()} == {((2, 20),)}
     assert fails(rig, 40) == [(2, 20)], "nobody has said that it is set aside"
     rig.control.on_message(rig.members[0], SetAside(doubts=[(2, 20)]))
     assert rig.events(Kind.DOUBTS_SETTLED) == [{"left": ()}]
@@ -218,7 +218,9 @@ def test_who_takes_over_goes_on_doubting() -> None:
         control.on_exit(rig.members[0], "signal 9")
         for name in rig.members[1:]:
             rig_park(control, name)
-        told = {tuple(message.doubts) for _, message in hands.sent if isinstance(message, Join)}
+        told = {
+            tuple(message.resume.doubts) for _, message in hands.sent if isinstance(message, Join)
+        }
         assert told == {expected}
 
 

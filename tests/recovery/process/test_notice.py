@@ -87,7 +87,7 @@ def test_a_restart_follows_a_last_checkpoint() -> None:
     rig.park("w0", "w1", "w2", "w3", step=57, why="pause")
     assert sorted(rig.hands.killed) == ["w0", "w1", "w2", "w3"]
     rig.ready("w4", "w5", "w6", "w7")
-    assert rig.joins()["w4"].restore
+    assert rig.joins()["w4"].state.restore
 
 
 def test_without_recovery_a_notice_changes_nothing() -> None:
@@ -217,7 +217,7 @@ def test_when_all_must_go_a_checkpoint_keeps_the_state() -> None:
     assert [m.save for _, m in rig.hands.sent if isinstance(m, PauseRequest)] == [True]
     rig.park("w0", step=57, why="pause")
     assert rig.members == ("s1",)
-    assert rig.joins()["s1"].restore
+    assert rig.joins()["s1"].state.restore
 
 
 @pytest.mark.parametrize("late", ["while they pause", "when they have parked"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.fakes.orders import join
 from tests.support.running import LIMIT_S, readable
 from trainchaos.recovery.rank.agent import RankAgent
 from trainchaos.recovery.transport.channel import Channel
@@ -18,23 +19,13 @@ from trainchaos.recovery.transport.wire import (
     Digest,
     Extra,
     Inquiry,
-    Join,
-    PauseRequest,
-    Ready,
     Recall,
     Recalled,
     Status,
     Stop,
 )
 
-JOIN = Join(
-    generation=2,
-    rank=0,
-    world=1,
-    store_port=1,
-    restore=False,
-    timeout_s=1.0,
-)
+JOIN = join(2)
 
 
 class FakeGroup:
@@ -93,13 +84,6 @@ def test_orders_are_kept_in_order(rig: Rig) -> None:
     assert [rig.order() for _ in range(3)] == [JOIN, Abort(generation=2), Stop()]
 
 
-def test_a_pause_is_a_wish_not_an_order(rig: Rig) -> None:
-    rig.channel.send(PauseRequest())
-    rig.settle()
-    assert rig.agent.heard.pause_wanted
-    assert rig.agent.orders.empty()
-
-
 def test_what_is_not_for_the_recovery_stack_is_passed_on(rig: Rig) -> None:
     rig.channel.send(Extra(topic="arm", payload={"points": []}))
     rig.settle()
@@ -119,12 +103,6 @@ def test_an_abort_breaks_the_group_until_the_training_thread_is_out_of_it(rig: R
     assert group.aborts == aborts
 
 
-def test_an_abort_that_finds_nobody_in_a_group_holds_up_nothing(rig: Rig) -> None:
-    rig.channel.send(Abort(generation=1))
-    rig.settle()
-    assert rig.agent.heard.aborted_generation == 1
-
-
 def test_an_abort_of_an_earlier_generation_spares_the_current_one(rig: Rig) -> None:
     group = FakeGroup(3)
     rig.agent.entering(group)
@@ -132,24 +110,6 @@ def test_an_abort_of_an_earlier_generation_spares_the_current_one(rig: Rig) -> N
     rig.settle()
     assert group.aborts == 0
     assert rig.agent.heard.aborted_generation == 2 < group.generation
-
-
-def test_aborts_never_go_backwards(rig: Rig) -> None:
-    rig.channel.send(Abort(generation=5))
-    rig.channel.send(Abort(generation=3))
-    rig.settle()
-    assert rig.agent.heard.aborted_generation == 5
-
-
-def test_a_group_entered_after_its_abort_is_broken_too(rig: Rig) -> None:
-    """It came between the order to join and the group: whoever enters looks at
-    ``aborted_generation``.
-    """
-    rig.channel.send(Abort(generation=4))
-    rig.settle()
-    group = FakeGroup(4)
-    rig.agent.entering(group)
-    assert rig.agent.heard.aborted_generation >= group.generation
 
 
 def test_a_new_group_is_not_broken_by_the_abort_that_ended_the_last(rig: Rig) -> None:
@@ -175,12 +135,6 @@ def test_a_rank_whose_supervisor_talks_nonsense_ends(garbage: bytes) -> None:
     rig = Rig()
     rig.channel.sock.sendall(garbage)
     assert rig.orphaned.wait(LIMIT_S)
-
-
-def test_a_message_the_supervisor_should_not_send_changes_nothing(rig: Rig) -> None:
-    rig.channel.send(Ready())
-    rig.settle()
-    assert rig.agent.orders.empty()
 
 
 def test_by_default_an_orphan_ends_its_process() -> None:

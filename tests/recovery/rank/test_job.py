@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from tests.recovery.checkpoint.test_checkpoints import flip
+from tests.support.fakes.orders import join
 from tests.support.running import LIMIT_S, until
 from trainchaos.chaos.events.log import Event, EventWriter, Kind, read_actor
 from trainchaos.recovery.checkpoint.checkpointer import NothingToRestore
@@ -33,7 +34,6 @@ from trainchaos.recovery.transport.wire import (
     Agreed,
     CheckpointNote,
     Finished,
-    Join,
     Joined,
     Message,
     Parked,
@@ -120,19 +120,9 @@ class Rank:
     def tell(self, message: Message) -> None:
         assert self.channel.send(message)
 
-    def join(self, generation: int, *, restore: bool = False, **more: Any) -> None:
+    def join(self, generation: int, **more: Any) -> None:
         """Order it into the next generation."""
-        self.tell(
-            Join(
-                generation=generation,
-                rank=0,
-                world=1,
-                store_port=self.store_port,
-                restore=restore,
-                timeout_s=LIMIT_S,
-                **more,
-            )
-        )
+        self.tell(join(generation, store_port=self.store_port, timeout_s=LIMIT_S, **more))
 
     def hear(self, kind: type[Message]) -> Any:
         """The next message of that type; checkpoint notes in between go to ``notes``."""

@@ -4,13 +4,12 @@ simulated one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.recovery.rank.test_job import Rank
+from tests.support.fakes.orders import join
 from tests.support.search.simulate import rank_config
 from trainchaos.chaos.events.log import Event, Kind, read_actor
 from trainchaos.harness.sim.rank.behaviour import Behaviour
@@ -19,7 +18,6 @@ from trainchaos.harness.sim.world.clock import NS_PER_S, Clock
 from trainchaos.harness.sim.world.group import Group
 from trainchaos.harness.sim.world.process import Process
 from trainchaos.recovery.rank.membership import (
-    HeldState,
     Membership,
     SupervisorOrders,
     stays_connected,
@@ -31,7 +29,6 @@ from trainchaos.recovery.transport.wire import (
     Finished,
     Follow,
     Inquiry,
-    Join,
     Joined,
     LeaveOut,
     Message,
@@ -43,12 +40,6 @@ from trainchaos.recovery.transport.wire import (
 )
 
 STEPS = 6
-
-
-def join(generation: int = 1, **more: Any) -> Join:
-    """The order."""
-    about = {"rank": 0, "world": 1, "store_port": 1, "restore": False, "timeout_s": 5.0}
-    return Join(generation=generation, **(about | more))
 
 
 def membership(*messages: object) -> Membership:
@@ -103,25 +94,6 @@ def test_what_was_agreed_on_before_all_went_back_behind_it_vouches_for_nothing_s
 
 
 # --- what it holds
-
-
-@pytest.mark.parametrize(
-    ("what", "after"),
-    [
-        (lambda held: held.restores(), (False, True, 0)),
-        (lambda held: held.restored(found=False), (True, True, 7)),
-        (lambda held: held.restored(found=True), (True, False, 7)),
-        (lambda held: held.receives(), (False, False, 0)),
-        (lambda held: held.begins(), (True, True, 0)),
-        (lambda held: held.applied(), (True, False, 0)),
-    ],
-)
-def test_what_becomes_of_what_it_holds(
-    what: Callable[[HeldState], None], after: tuple[bool, bool, int]
-) -> None:
-    held = HeldState(valid=True, fresh=True, pending=7)
-    what(held)
-    assert (held.valid, held.fresh, held.pending) == after
 
 
 # --- where it is

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trainchaos.recovery.collectives.circle import GenerationLost
+from trainchaos.recovery.collectives.lost import GenerationLost
 from trainchaos.recovery.rank.step import Step, StepInProgress
 
 

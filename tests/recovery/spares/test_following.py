@@ -24,7 +24,7 @@ from trainchaos.recovery.spares.feed import Item
 from trainchaos.recovery.spares.feeds import Feeds
 from trainchaos.recovery.spares.follower import Follower
 from trainchaos.recovery.spares.hostcopy import HostCopy
-from trainchaos.recovery.state.fingerprint import fingerprint, sampled_digest
+from trainchaos.recovery.state.fingerprint import fingerprint
 from trainchaos.recovery.state.state import TrainState
 from trainchaos.recovery.transport.wire import Feed
 
@@ -76,12 +76,10 @@ class Pair:
         self.device = device
         self.rank, self.spare = Side(make, device), Side(make, device)
         self.reducer = GradientReducer(self.rank.model, max_world=2, entering=lambda _: None)
-        self.feeds = Feeds(lag=LAG, sampled=sampled_digest, write=self.rank.log.write)
+        self.feeds = Feeds(lag=LAG, write=self.rank.log.write)
         self.follower = Follower(
             self.spare.state,
             host="127.0.0.1",
-            sampled=sampled_digest,
-            fingerprint=fingerprint,
             write=self.spare.log.write,
             changed=lambda: None,
         )
@@ -251,7 +249,7 @@ def test_a_spare_that_does_nothing_is_dropped_and_the_job_does_not_wait(pair: Pa
         waited.append(pair.feeds.retained.buffers)
     said = pair.rank.log.wait(Kind.SPARE_DROPPED)
     assert (said["spare"], said["why"]) == ("s4", f"it lags by more than {LAG} steps")
-    assert not pair.feeds._fed[0].feed._queue or len(pair.feeds._fed[0].feed._queue) == 1
+    assert not pair.feeds._fed[0]._queue or len(pair.feeds._fed[0]._queue) == 1
     # What it did not take is free again, where no copies on the host waited for it instead.
     free = [buffers for buffers, _ in pair.feeds._pool.free]
     assert (free or pair.device != "cpu") and all(buffers in waited[:LAG] for buffers in free)
@@ -274,7 +272,7 @@ def test_a_step_whose_gradients_are_missing_is_noticed(pair: Pair) -> None:
     pair.feed()
     pair.step()
     pair.spare.log.wait(Kind.SPARE_SYNCED)
-    feed = pair.feeds._fed[0].feed
+    feed = pair.feeds._fed[0]
     offer = feed.offer
 
     def loses(item: Item, *, step: bool = False) -> bool:
@@ -309,7 +307,7 @@ def test_a_copy_that_does_not_come_ends_the_feed_and_says_why(
     (fed,) = pair.feeds._fed
     monkeypatch.setattr(feeds, "HostCopy", Stuck)
     assert pair.step_until(Kind.SPARE_DROPPED)["why"] == Stuck.WHY
-    assert not fed.feed._queue and not pair.feeds._fed
+    assert not fed._queue and not pair.feeds._fed
 
 
 def test_a_state_that_cannot_be_trusted_is_replaced_although_it_looks_the_same(pair: Pair) -> None:

@@ -16,7 +16,7 @@ from trainchaos.recovery.policy.mesh import Mesh
 from trainchaos.recovery.spares import replay
 from trainchaos.recovery.spares.feeds import Feeds
 from trainchaos.recovery.spares.follower import Follower
-from trainchaos.recovery.state.fingerprint import fingerprint, sampled_digest
+from trainchaos.recovery.state.fingerprint import fingerprint
 from trainchaos.recovery.state.parts import local
 from trainchaos.recovery.transport.wire import Feed
 
@@ -63,7 +63,7 @@ def take_part(mesh: Mesh, first: int, me: Self) -> Any:
     if not trains:
         return follow(part, log, me)
     part.join()
-    feeds = Feeds(lag=NEVER_LAGS, sampled=sampled_digest, write=log.write)
+    feeds = Feeds(lag=NEVER_LAGS, write=log.write)
     feeds.prepare(part.reducer)
     address = me.hear()
     for number in range(STEPS):
@@ -77,7 +77,7 @@ def take_part(mesh: Mesh, first: int, me: Self) -> Any:
         part.state.last = [float(part.state.step), reduced.loss, float(reduced.samples), 1.0]
         feeds.after(part.state, part.reducer, reduced.loss)
         feeds.check(part.state.step, fingerprint(part.state))
-    while first > 1 and feeds._fed[0].feed.wants_state:  # until it is due
+    while first > 1 and feeds._fed[0].wants_state:  # until it is due
         feeds._tell(feeds._fed[0], part.state)
     feeds.leaves()
     me.say(held(part))
@@ -89,8 +89,6 @@ def follow(part: Part, log: Log, me: Self) -> Any:
     follower = Follower(
         part.state,
         host="127.0.0.1",
-        sampled=sampled_digest,
-        fingerprint=fingerprint,
         write=log.write,
         changed=lambda: None,
     )

@@ -18,9 +18,9 @@ from tests.recovery.spares.test_following import Pair, Side, adam
 from tests.support.devices import DEVICES
 from tests.support.running import LIMIT_S
 from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.rank.acquire_state import wanting
 from trainchaos.recovery.rank.membership import HeldState
-from trainchaos.recovery.rank.promotion import wanting
-from trainchaos.recovery.transport.wire import Join
+from trainchaos.recovery.transport.wire import StateSource
 
 SOURCE, SPARE = 0, 2
 
@@ -88,17 +88,8 @@ class Promotion:
             member=SimpleNamespace(holding=HeldState(valid=not receives)),
         )
         live = SimpleNamespace(feeds=feeds, follower=follower, promoted=lambda: None)
-        order = Join(
-            generation=2,
-            rank=rank,
-            world=3,
-            store_port=1,
-            restore=False,
-            timeout_s=1.0,
-            source=SOURCE,
-            receives=receives,
-            live=self.pair.rank.state.step,
-        )
+        step = self.pair.rank.state.step
+        order = StateSource(source=SOURCE, receives=receives, live=step)
         group: Any = SimpleNamespace(holders=FakeCircle(self.shared, rank))
         return wanting(job, live, order, group)  # type: ignore[arg-type]
 
@@ -175,10 +166,7 @@ def test_where_nobody_who_holds_the_same_part_receives_nothing_is_compared() -> 
     live: Any = SimpleNamespace(follower=None, promoted=lambda: ended.append("never"))
     job: Any = SimpleNamespace(member=SimpleNamespace(holding=HeldState(valid=True)), rank=1)
     group: Any = SimpleNamespace(holders=None)
-    order = Join(
-        generation=2, rank=1, world=4, store_port=1, restore=False, timeout_s=1.0, shards=2, live=3
-    )
-    assert wanting(job, live, order, group) == ((), 0) and not ended
+    assert wanting(job, live, StateSource(live=3), group) == ((), 0) and not ended
 
 
 def test_a_spare_with_another_state_of_the_same_step_needs_a_copy(promotion: Promotion) -> None:

@@ -169,5 +169,5 @@ def test_a_part_is_kept_for_life() -> None:
 
 def test_a_rank_that_parks_sends_what_waits_and_feeds_nobody_any_more() -> None:
     job = MagicMock()
-    Generations(job).park("aborted")
+    Generations(job, MagicMock()).park("aborted")
     job.live.feeds.leaves.assert_called_once_with()

@@ -16,8 +16,8 @@ from msgspec import structs
 
 from tests.support.ranks import Self, ranks, results
 from tests.support.running import LIMIT_S, until
-from trainchaos.recovery.collectives.circle import GenerationLost
 from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.collectives.lost import GenerationLost
 from trainchaos.recovery.collectives.storelink import StoreLink, connect
 from trainchaos.recovery.policy.jobconfig import LOOPBACK
 from trainchaos.recovery.standby.aside import AsideGroup

@@ -5,7 +5,6 @@ timed.
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.recovery.detection.test_hangs import TICK_S, mark, trained
 from tests.recovery.state.test_optimizers import Relay, everything, make, train
 from trainchaos.recovery.checkpoint import saves
-from trainchaos.recovery.checkpoint.chunks import first_not_finite
 from trainchaos.recovery.checkpoint.files import checkpoints, retention
 from trainchaos.recovery.checkpoint.files.checkpoints import MANIFEST
 from trainchaos.recovery.collectives.transfer import copy_state
-from trainchaos.recovery.state import fingerprint, typed
+from trainchaos.recovery.state import fingerprint
 from trainchaos.recovery.state.digest import array_of, bytes_of, own_memory
-from trainchaos.recovery.state.state import TrainState
 
 
 def tensors() -> list[Tensor]:
@@ -72,17 +68,6 @@ def test_bytes_read_and_summed_in_place_are_the_same_as_torch_has_them(tensor: T
     )
 
 
-def test_whoever_only_passes_a_state_on_plans_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    source, other, sent = train(make("AdamW"), 2), train(make("AdamW"), 2), list[Tensor]()
-    copy_state(source, Relay(sent, 0), source=0, receive=False, progress=lambda: None)
-    before = everything(other)
-    monkeypatch.setattr(TrainState, "planned", lambda *_: pytest.fail("slots were planned"))
-    monkeypatch.setattr(TrainState, "scalars", lambda _: pytest.fail("its own state was described"))
-    copy_state(other, Relay(sent, 1), source=0, receive=False, progress=lambda: None)
-    assert not sent
-    assert everything(other) == before
-
-
 def test_whoever_passes_on_a_state_that_has_more_than_its_own_makes_room_for_all_of_it() -> None:
     # no slots here yet
     source, other, sent = train(make("AdamW"), 2), make("AdamW"), list[Tensor]()
@@ -118,38 +103,6 @@ def test_slots_are_described_anew_only_where_their_form_is_another(
     assert state.scalars()["optimizer"]["state"]["0.weight"]["more"] == 1.5
 
 
-def test_a_step_is_seeded_as_torch_seeds_without_a_look_at_the_stack(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    state = make("SGD")
-    seeded: list[int] = []
-    monkeypatch.setattr(torch, "manual_seed", seeded.append)
-    monkeypatch.setattr("trainchaos.recovery.state.state._accelerated", lambda: True)
-    state.seed_step(3, 7)
-    monkeypatch.undo()
-    torch.manual_seed(seeded[0])
-    wanted = torch.rand(4)
-    monkeypatch.setattr("traceback.format_stack", lambda: pytest.fail("the stack was looked at"))
-    monkeypatch.setattr("trainchaos.recovery.state.state._accelerated", lambda: False)
-    state.seed_step(3, 7)
-    assert torch.equal(torch.rand(4), wanted)
-
-
-def test_the_kernel_is_asked_of_nobody_who_moves() -> None:
-    detector, asked = trained(), list[str]()
-
-    def kernel(name: str) -> str:
-        asked.append(name)
-        return "S"
-
-    for look in range(50):
-        marks = {f"w{n}": mark("forward" if n % 2 else "collective", moves=look) for n in range(4)}
-        assert detector.look(1000.0 + look * TICK_S, marks, kernel) is None
-    assert asked == []
-    assert detector.look(1001.0, marks | {"w0": mark("collective", moves=50)}, kernel) is None
-    assert sorted(asked) == ["w1", "w2", "w3"], "each once"
-
-
 def test_a_manifest_is_encoded_once_and_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,27 +126,3 @@ def test_a_manifest_is_encoded_once_and_read_once(
     )
     with pytest.raises(checkpoints.CorruptCheckpoint, match="its own checksum"):
         checkpoints.manifest_of(saved[0])
-
-
-def test_small_tensors_are_looked_at_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    submitted: list[Any] = []
-    submit = ThreadPoolExecutor.submit
-
-    def counted(self: ThreadPoolExecutor, work: Any, *args: Any) -> Any:
-        submitted.append(work)
-        return submit(self, work, *args)
-
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", counted)
-    state = train(make("AdamW"), 1)
-    saves.save(state, tmp_path, generation=1)
-    assert submitted.count(first_not_finite) == 1
-    with torch.no_grad():
-        next(state.model.parameters())[0, 0] = float("nan")
-    with pytest.raises(RuntimeError, match=r"not finite \(model\.0\.weight\)"):
-        saves.save(state, tmp_path, generation=1)
-
-
-def test_a_type_has_one_name() -> None:
-    assert [typed.name_of(t) for t in (torch.float32, torch.bfloat16)] == ["float32", "bfloat16"]

@@ -219,13 +219,17 @@ class Rig:
     def copies(self) -> dict[int, int]:
         """Who receives its part of the state from whom, in the current generation, by rank."""
         joins = self.joins().values()
-        shards = {join.source % join.shards: join.source for join in joins if join.source >= 0}
+        shards = {
+            join.state.source % join.shards: join.state.source
+            for join in joins
+            if join.state.source >= 0
+        }
         for join in joins:
             assert join.world == len(self.members)
-            assert join.source == shards.get(join.rank % join.shards, -1), (
+            assert join.state.source == shards.get(join.rank % join.shards, -1), (
                 "all holders of a shard know its source"
             )
-        return {join.rank: join.source for join in joins if join.receives}
+        return {join.rank: join.state.source for join in joins if join.state.receives}
 
     def got(self, kind: type[Message]) -> list[str]:
         """Who was sent a message of this type, in order."""
@@ -264,7 +268,7 @@ def test_a_job_starts_trains_and_ends() -> None:
     assert rig.stage is Stage.FORMING
     assert rig.members == ("w0", "w1", "w2", "w3")
     assert [join.rank for join in rig.joins().values()] == [0, 1, 2, 3]
-    assert not rig.copies() and not any(join.restore for join in rig.joins().values())
+    assert not rig.copies() and not any(join.state.restore for join in rig.joins().values())
     rig.join("w0", "w1", "w2", step=0)
     assert rig.stage is Stage.FORMING
     rig.join("w3", step=0)
@@ -389,7 +393,7 @@ def test_checkpoint_restart_replaces_everybody_without_waiting(restart: Any) -> 
     rig.ready("w6")
     assert rig.members == ("w4", "w5", "w6", "w7")
     join = rig.joins()["w6"]
-    assert (join.restore, rig.copies()) == (True, {1: 0, 2: 0, 3: 0})
+    assert (join.state.restore, rig.copies()) == (True, {1: 0, 2: 0, 3: 0})
     rig.join(*rig.members, step=40)
     assert rig.stage is Stage.TRAINING
     rig.go_on(57, first=57)
@@ -523,7 +527,7 @@ def test_non_finite_values_everywhere_are_answered_by_a_checkpoint() -> None:
     blame(rig, 0, 1, 2, 3, step=36)
     rig.ready(*[name for name in rig.names() if name not in ("w0", "w1", "w2", "w3")])
     assert rig.stage is Stage.FORMING
-    assert all(join.restore for join in rig.joins().values())
+    assert all(join.state.restore for join in rig.joins().values())
 
 
 def test_non_finite_values_under_checkpoint_restart_restart_all() -> None:
@@ -1082,7 +1086,7 @@ def test_everybody_lost_means_a_checkpoint_under_every_strategy() -> None:
         rig.die("w0", "w1", "w2", "w3")
         rig.ready(*[n for n in rig.names() if n not in ("w0", "w1", "w2", "w3")])
         assert rig.stage is Stage.FORMING, type(strategy).__name__
-        assert all(join.restore for join in rig.joins().values())
+        assert all(join.state.restore for join in rig.joins().values())
         assert len(rig.members) == 4
 
 
@@ -1251,4 +1255,4 @@ def test_ranks_that_lack_only_the_end_of_a_step_are_told_it() -> None:
     rig.park("w1", "w2", step=10, pending=11)
     join = rig.joins()["w1"]
     assert rig.members == ("w0", "w1", "w2", "s4")
-    assert (join.finish, rig.copies()) == (11, {3: 1})
+    assert (join.state.finish, rig.copies()) == (11, {3: 1})

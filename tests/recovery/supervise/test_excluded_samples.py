@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.recovery.rank.test_job import Rank
+from tests.support.fakes.orders import join
 from tests.support.running import LIMIT_S
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.checkpoint.files.checkpoints import newest_first, verify
@@ -37,7 +38,7 @@ from trainchaos.recovery.policy.strategy import (
 )
 from trainchaos.recovery.rank.examine import spoilt_samples
 from trainchaos.recovery.rank.step import Step
-from trainchaos.recovery.transport.wire import Finished, Join, Joined, LeaveOut, Parked
+from trainchaos.recovery.transport.wire import Finished, Joined, LeaveOut, Parked
 
 STRATEGIES = pytest.mark.parametrize(
     "strategy", [CheckpointRestart(), DropReplica(), HotSpare()], ids=repr
@@ -175,17 +176,7 @@ def joined(rank: Rank, generation: int, skip: dict[int, int] | None = None, **mo
     if skip:
         rank.tell(LeaveOut(after=0, samples=list(skip), since=list(skip.values())))
         more["left_out"] = len(skip)
-    rank.tell(
-        Join(
-            generation=generation,
-            rank=0,
-            world=1,
-            store_port=rank.store_port,
-            restore=False,
-            timeout_s=LIMIT_S,
-            **more,
-        )
-    )
+    rank.tell(join(generation, store_port=rank.store_port, timeout_s=LIMIT_S, **more))
     rank.hear(Joined)
 
 

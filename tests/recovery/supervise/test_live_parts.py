@@ -94,9 +94,11 @@ def test_a_lost_rank_is_taken_by_its_spare_and_the_next_one_follows_the_same_par
     lose(rig, "w1", step=10)
     assert rig.members == ("w0", "s5", "w2", "w3")
     joins = rig.joins()
-    assert {join.live for join in joins.values()} == {10}, "all compare what they hold, or none"
-    assert rig.copies() == {1: 3} and joins["w0"].source == joins["w2"].source == -1
-    assert not any(join.direct for join in joins.values())
+    assert {join.state.live for join in joins.values()} == {10}, (
+        "all compare what they hold, or none"
+    )
+    assert rig.copies() == {1: 3} and joins["w0"].state.source == joins["w2"].state.source == -1
+    assert not any(join.state.direct for join in joins.values())
     rig.join(*rig.members, step=10)
     rig.go_on(11, first=11)
     rig.ready("s6")
@@ -132,7 +134,7 @@ def test_where_no_rank_is_left_a_spare_is_asked_and_brings_the_state(saved: int)
     rig = alone(17, saved=saved)
     assert rig.members == ("s1",)
     assert [data["state"] for data in rig.events(Kind.GENERATION_STARTED)] == ["initial", "spare"]
-    assert not rig.joins()["s1"].receives and not rig.joins()["s1"].restore
+    assert not rig.joins()["s1"].state.receives and not rig.joins()["s1"].state.restore
     assert rig.events(Kind.SURVIVORS_PARKED)[0]["spares"] == {"s1": 17}
 
 
@@ -172,7 +174,7 @@ def test_who_has_not_followed_gets_a_copy_and_no_generation_waits_for_it() -> No
     assert rig.members == ("w0", "w1", "w2", "s5"), (
         "it was told its part, and holds it when it joins"
     )
-    assert {join.live for join in rig.joins().values()} == {-1}
+    assert {join.state.live for join in rig.joins().values()} == {-1}
     sent = len(rig.hands.sent)
     rig.control.on_message("s5", Following(shard=1, live="late 1 00"))
     assert rig.hands.sent[sent:] == [] and rig.control.job.table["s5"].live == ""
@@ -188,24 +190,24 @@ def test_a_step_that_some_have_not_applied_yet_is_followed_too() -> None:
     assert rig.members == ("w0", "s5", "w2", "w3")
     joins = rig.joins().values()
     assert rig.copies() == {1: 3}, "whose state is of the step before until then"
-    assert {join.finish for join in joins} == {join.live for join in joins} == {11}
+    assert {join.state.finish for join in joins} == {join.state.live for join in joins} == {11}
 
 
 def test_who_was_to_take_a_place_does_not_follow_any_more() -> None:
     rig = trained()
     lose(rig, "w1", step=10)
-    assert rig.joins()["s5"].live == 10
+    assert rig.joins()["s5"].state.live == 10
     rig.park("s5", step=0, valid=False, why="failed", error="connection reset")
     rig.park("w0", "w2", "w3", step=10)
     rig.wait(1.0)
     assert rig.members == ("w0", "s5", "w2", "w3") and rig.copies() == {1: 3}
-    assert {join.live for join in rig.joins().values()} == {-1}
+    assert {join.state.live for join in rig.joins().values()} == {-1}
 
 
 def test_a_state_that_cannot_be_trusted_is_replaced_whatever_was_followed() -> None:
     rig = trained()
     rig.park(*rig.members, step=10, why="nonfinite", blamed=[1])
-    assert {join.live for join in rig.joins().values()} == {-1}
+    assert {join.state.live for join in rig.joins().values()} == {-1}
     rig.join(*rig.members, step=10)
     anew = [one.anew for _, one in rig.hands.sent if isinstance(one, Feed)]
     assert anew[-2:] == [True, True]
@@ -215,7 +217,9 @@ def test_while_the_world_is_not_full_spares_take_any_rank() -> None:
     rig = trained()
     rig.die("s4", "s5", "w1", "w2")
     rig.park("w0", "w3", step=10)
-    assert rig.stage is Stage.FORMING and len(rig.members) == 2 and not rig.joins()["w0"].restore
+    assert (
+        rig.stage is Stage.FORMING and len(rig.members) == 2 and not rig.joins()["w0"].state.restore
+    )
     rig.join(*rig.members, step=10)
     rig.go_on(11, first=11)
     told_before = told(rig)
@@ -242,7 +246,7 @@ def test_a_rank_that_may_fail_moves_as_soon_as_its_part_is_followed() -> None:
     follow(rig, "s5")
     assert rig.stage is Stage.PAUSING
     rig.park(*rig.members, step=12, why="pause")
-    assert rig.members == ("w0", "s5", "w2", "w3") and rig.joins()["s5"].live == 12
+    assert rig.members == ("w0", "s5", "w2", "w3") and rig.joins()["s5"].state.live == 12
 
 
 @pytest.mark.parametrize("strategy", [HotSpare(spares=2), LIVE], ids=["none", "live"])
@@ -316,7 +320,7 @@ def test_whoever_takes_over_goes_on_with_the_spares_in_their_places() -> None:
     assert fed(rig) == [("w2", "s4"), ("w3", "s5")] and not told(rig)
     assert [control.job.table[name].shard for name in ("s4", "s5")] == [0, 1]
     lose(rig, "w1", step=10)
-    assert rig.members == ("w0", "s5", "w2", "w3") and rig.joins()["s5"].live == 10
+    assert rig.members == ("w0", "s5", "w2", "w3") and rig.joins()["s5"].state.live == 10
 
 
 def test_a_spare_that_has_not_answered_is_told_again_and_one_that_was_not_told_is() -> None:

@@ -87,7 +87,7 @@ def test_the_last_holder_of_a_shard_leaves_a_checkpoint_behind() -> None:
     rig.control.on_message("w0", CheckpointNote(state="committed", step=11, checkpoint="c"))
     rig.park("w0", "w1", "w2", "w3", step=11, why="pause")
     assert "w1" in rig.hands.killed and "w1" not in rig.members and "s4" in rig.members
-    assert all(join.restore for join in rig.joins().values())
+    assert all(join.state.restore for join in rig.joins().values())
 
 
 def test_a_job_without_recovery_goes_on() -> None:

@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from msgspec import structs
 
+from tests.support.fakes.orders import join
+from trainchaos.recovery.policy.interval import Rewinds
 from trainchaos.recovery.transport import wire
 from trainchaos.recovery.transport.channel import LONGEST, Channel
 from trainchaos.recovery.transport.stream import MessageError, encoded, framed, packed
-from trainchaos.recovery.transport.wire import Abort, Extra, Join, Message, Ready
+from trainchaos.recovery.transport.wire import Abort, Extra, Message, Ready
 
 LARGEST = {
+    "store_port": 47111,
+    "timeout_s": 60.0,
     "generation": 10**6,
     "rank": 16383,
     "world": 16384,
@@ -31,24 +34,8 @@ MESSAGES = [
     wire.LeaveOut(after=0, samples=[4, 17], since=[3, 9]),
     wire.StandBy(generation=3, lost=1, group="w0.s0", rank=1, world=2, store_port=4711),
     wire.StoodBy(generation=3, group="w0.s0"),
-    Join(
-        generation=3,
-        rank=1,
-        world=2,
-        store_port=4711,
-        source=0,
-        receives=True,
-        restore=False,
-        timeout_s=60.0,
-    ),
-    Join(
-        generation=1,
-        rank=0,
-        world=1,
-        store_port=1,
-        restore=True,
-        timeout_s=0.5,
-    ),
+    join(3, rank=1, world=2, source=0, receives=True),
+    join(restore=True, doubts=[(3, 50)], rewinds=Rewinds(count=1, failures=2, watched_s=9.5)),
     Abort(generation=2),
     wire.PauseRequest(),
     wire.PauseRequest(save=True),
@@ -89,8 +76,7 @@ MESSAGES = [
 
 
 def test_a_rank_of_many_is_told_no_more_than_one_of_few() -> None:
-    few = Join(generation=1, rank=0, world=1, store_port=47111, restore=False, timeout_s=60.0)
-    many = structs.replace(few, **LARGEST)
+    few, many = join(store_port=47111, timeout_s=60.0), join(**LARGEST)
     assert len(packed(many)) < len(packed(few)) + 100 < 360
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.support.fakes.orders import join
 from tests.support.gpu.nccl_contract import Gpus
 from tests.support.running import LIMIT_S
 from trainchaos.chaos.events.log import Event, EventWriter, Kind, read_actor
@@ -25,7 +26,6 @@ from trainchaos.recovery.transport.wire import (
     Abort,
     CheckpointNote,
     Digest,
-    Join,
     Message,
     Ready,
     Stop,
@@ -132,14 +132,13 @@ class GpuRank:
     ) -> None:
         """Order it into a generation."""
         self.tell(
-            Join(
-                generation=generation,
+            join(
+                generation,
                 rank=rank,
                 world=world,
                 store_port=self._port,
                 source=source,
                 receives=receives,
-                restore=False,
                 timeout_s=LIMIT_S,
             )
         )

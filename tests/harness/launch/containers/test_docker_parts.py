@@ -102,7 +102,7 @@ def test_no_permission_names_the_group() -> None:
                 connect(f"unix://{place}")
         finally:
             os.seteuid(was)
-        assert f"usermod -aG {place.group()} USER" in found.value.hint
+        assert f"ls -l {place}" in found.value.hint
 
 
 def test_an_engine_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,15 +111,6 @@ def test_an_engine_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         InfrastructureError, match=r"tcp://10\.0\.0\.5:2376 may be on another machine"
     ):
         connect()
-
-
-def test_an_engine_that_is_too_old(tmp_path: Path) -> None:
-    version = {"ApiVersion": "1.30", "MinAPIVersion": "1.12", "Version": "17.06"}
-    with (
-        answering(tmp_path / "s", ok(version)) as url,
-        pytest.raises(InfrastructureError, match=r"speaks API 1\.30, and 1\.40 or newer is needed"),
-    ):
-        connect(url)
 
 
 @pytest.mark.parametrize("answer", [b"", b"SSH-2.0-OpenSSH\r\n", ok({})])

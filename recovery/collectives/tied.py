@@ -4,23 +4,21 @@ layer's: each stage has a part of their gradient, and all need the sum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
 import torch
 from torch import Tensor
 
-from trainchaos.recovery.collectives.circle import Circle
-from trainchaos.recovery.collectives.group import Group
-from trainchaos.recovery.collectives.lasting.traffic import Traffic
+from trainchaos.recovery.collectives.group import Circle, Group
 from trainchaos.recovery.state.cell import Cell
 from trainchaos.recovery.state.parts import is_part, local
 
 
 class TiedParameters:
-    """``names``: of all parameters of the whole model; ``held``: those of this stage, the
-    live tensors. Used by the training thread.
+    """``names``: of all parameters of the whole model; ``held``: those of this stage, the live
+    tensors; ``exchange``: the method of ``Reducer``. Used by the training thread.
     """
 
     def __init__(
@@ -28,12 +26,12 @@ class TiedParameters:
         names: Sequence[str],
         held: Mapping[str, torch.nn.Parameter],
         cell: Cell,
-        traffic: Traffic,
+        exchange: Callable[..., None],
     ) -> None:
         self._names = names
         self._held = held
         self._cell = cell
-        self._traffic = traffic
+        self._exchange = exchange
         self._told: Group | None = None
         self._sizes: dict[str, int] = {}
 
@@ -83,7 +81,7 @@ class TiedParameters:
         return sizes
 
     def _sum(self, circle: Circle, tensor: Tensor) -> None:
-        self._traffic.exchange(
+        self._exchange(
             circle,
             2 * tensor.nbytes,
             lambda made: made.allreduce([tensor]),

@@ -495,9 +495,9 @@ def test_a_fault_too_late_to_show_liveness_is_a_warning(write: Any) -> None:
 
 
 def test_healthy_steps_are_those_of_the_checker() -> None:
-    from trainchaos.harness.judge.checkers.job import world
+    from trainchaos.harness.judge.checkers.job import liveness
 
-    assert cautions.HEALTHY_STEPS == world.HEALTHY_STEPS
+    assert cautions.HEALTHY_STEPS == liveness.HEALTHY_STEPS
 
 
 def test_what_no_list_selects_is_called_as_the_judge_calls_it() -> None:

@@ -277,7 +277,7 @@ def _finished(player: ComparisonPlayer, options: dict[str, Any]) -> None:
         write_archive(player.directory, options["archive"])
     if player.plan.tune:
         from trainchaos.harness.compare.environments import environments, tuned
-        from trainchaos.harness.compare.play import now
+        from trainchaos.harness.compare.plan.directory import now
         from trainchaos.harness.compare.result.gather import gather
         from trainchaos.harness.compare.tuning import sweep_of
 

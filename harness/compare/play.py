@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from trainchaos.chaos import plugins
@@ -22,7 +21,7 @@ from trainchaos.chaos.errors import (
 from trainchaos.chaos.loading.load import LoadedScenario, load
 from trainchaos.chaos.scenario.catalogue import Catalogue
 from trainchaos.harness.compare.plan import scenario
-from trainchaos.harness.compare.plan.directory import ComparisonPlan, Directory, PlayedArm
+from trainchaos.harness.compare.plan.directory import ComparisonPlan, Directory, PlayedArm, now
 from trainchaos.harness.compare.plan.plan import Arm, Entrant, Family, seconds_left
 from trainchaos.harness.compare.plan.quiet import busy_share
 from trainchaos.harness.judge.results import Results
@@ -91,7 +90,7 @@ class ComparisonPlayer:
             return load(path, self.catalogue, overrides=[], env={})
         except ScenarioError as error:
             raise ScenarioError(
-                f"{family.path}: {arm.family or 'the control'} cannot be played under"
+                f"{family.planned.path}: {arm.family or 'the control'} cannot be played under"
                 f" {arm.label}:\n{error.message}",
                 hint=error.hint or "faults on a command are those of docs/scripts.md",
             ) from error
@@ -151,8 +150,3 @@ def left_of(directory: Directory, plan: ComparisonPlan) -> tuple[Sequence[Arm], 
     missing = [arm for arm in plan.arms if arm not in done]
     took = {arm: played.seconds for arm, played in done.items()}
     return missing, *seconds_left(missing, took, plan.workloads)
-
-
-def now() -> str:
-    """The current time in the format of plans and trials."""
-    return datetime.now(UTC).isoformat(timespec="seconds")

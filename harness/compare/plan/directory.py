@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from trainchaos.chaos.files import (
 )
 from trainchaos.chaos.home import HOME
 from trainchaos.harness.compare.environments.stack import Settings, Way
-from trainchaos.harness.compare.plan.plan import Arm
+from trainchaos.harness.compare.plan.plan import Arm, PlannedFamily
 from trainchaos.harness.host import dns_check, processes
 from trainchaos.harness.judge.figures import Model
 from trainchaos.harness.launch import devices
@@ -41,20 +42,6 @@ SCHEMA_VERSION = 1
 CODE = ("chaos", "recovery", "harness")
 SAME = ("code", "python", "cores", "processor", "host", "cuda_devices", "versions")
 """Facts whose change between arms must be reported; a reboot of the machine is reported too."""
-
-
-class PlannedFamily(Model):
-    """A fault family as planned. ``workload``: size, ranks, steps, global batch, steps between
-    checkpoints; ``script``: the family tests the training script's checks rather than a stack's
-    recovery (``harness.compare.plan.plan.Family``).
-    """
-
-    name: str
-    path: str
-    digest: str
-    about: str
-    workload: tuple[str, int, int, int, int]
-    script: bool = False
 
 
 class PlannedStack(Model):
@@ -243,6 +230,11 @@ class Directory:
                     f"{self.trials}:{number} is damaged: {reason(error)}",
                     hint="remove that line: its arm is then played again",
                 ) from error
+
+
+def now() -> str:
+    """The current time in the format of plans and trials."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def provenance() -> dict[str, Any]:

@@ -24,9 +24,9 @@ EQUAL = ("no difference shown", "neither recovers")
 def broken(plan: ComparisonPlan, families: Sequence[Family], shipped: Path = SHIPPED) -> list[str]:
     """Rules broken by a plan, before anything is played."""
     found = [
-        f"{family.path} is not one of scenarios/compare"
+        f"{family.planned.path} is not one of scenarios/compare"
         for family in families
-        if family.path.resolve().parent != shipped.resolve()
+        if Path(family.planned.path).resolve().parent != shipped.resolve()
     ]
     if len(plan.seeds) < LEAST_PAIRS:
         found.append(

@@ -21,6 +21,7 @@ from trainchaos import beacon
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.harness.compare.environments import environments
 from trainchaos.harness.compare.environments.stack import FAMILIES, CommonJob, Settings
+from trainchaos.harness.compare.environments.tuned import stack_of
 from trainchaos.harness.peers import common, ours
 from trainchaos.harness.peers.common import Training
 from trainchaos.harness.script.listen.progress import parse_beacon
@@ -206,7 +207,7 @@ def test_points_come_in_order_and_nan_is_in_every_gradient(
     "name", ["none", "torchrun", "hot-spare", "drop-replica", "checkpoint-restart"]
 )
 def test_what_starts_it(name: str, settings: Settings, data: Path) -> None:
-    stack, job = environments.made(name, settings), the_job(data, ranks=4)
+    stack, job = stack_of(name, environments.find(name), settings), the_job(data, ranks=4)
     drive = stack.drive(job, Path("/env/bin/python"))
     assert drive.argv[0] == "/env/bin/python" and "4" in drive.argv
     assert job.environment().items() <= drive.env.items()
@@ -223,7 +224,8 @@ def train_under(
 ) -> dict[int, set[float | None]]:
     """Start a stack as a comparison does, without faults; what its ranks reported."""
     scratch.mkdir()
-    drive = environments.made(name, settings).drive(the_job(data, ranks=2), Path(sys.executable))
+    stack = stack_of(name, environments.find(name), settings)
+    drive = stack.drive(the_job(data, ranks=2), Path(sys.executable))
     reports = scratch / "beacon"
     reports.touch()
     env = {**os.environ, **drive.env, "CHAOS_SCRATCH": str(scratch), beacon.VARIABLE: str(reports)}

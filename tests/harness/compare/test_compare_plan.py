@@ -15,7 +15,7 @@ from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.chaos.errors import InfrastructureError, LogError, NoRun, ScenarioError
 from trainchaos.chaos.loading.load import load
 from trainchaos.harness.compare import prepare
-from trainchaos.harness.compare.environments.stack import CommonJob, Drive, Stack
+from trainchaos.harness.compare.environments.stack import CommonJob, Drive, Requirements, Stack
 from trainchaos.harness.compare.plan import scenario
 from trainchaos.harness.compare.plan.directory import (
     ComparisonPlan,
@@ -253,8 +253,7 @@ def test_the_reference_must_take_part(tmp_path: Path) -> None:
 def test_what_is_not_installed_is_named_with_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Tunable, "requirements", object())
-    monkeypatch.setattr(prepare.environments, "python_of", lambda name, stack: None)
+    monkeypatch.setattr(Tunable, "requirements", Requirements(pins=("no-such-thing==1",)))
     with pytest.raises(ScenarioError) as caught:
         planned(tmp_path)
     assert "chaos stacks install tunable makes it" in caught.value.hint

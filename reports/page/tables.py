@@ -15,7 +15,6 @@ from trainchaos.chaos.units import (
     number,
     pairs,
     plural,
-    quantity,
     with_unit,
 )
 from trainchaos.harness.judge.figures import Metric
@@ -94,7 +93,7 @@ def _strategy(e: StrategyFacts) -> list[str | Cell]:
     values = "" if recovery is None else f"n = {recovery.counted}"
     lost, badput = e.metric("samples_lost"), number(e.badput_s)
     return [
-        stacked(e.label, mark(e.cell.verdict)),
+        stacked(e.label, Markup('<span class="under">{}</span>').format(mark(e.cell.verdict))),
         stacked(e.metric("recovery_time", alone=False), range_of(recovery), values),
         *map(e.metric, ("time_to_full_rate", "time_to_redundancy", "failure_cost")),
         stacked(e.metric("steps_lost"), "" if lost == MISSING else f"samples {lost}"),
@@ -120,15 +119,14 @@ def slas(results: Results, verdict: str) -> Table:
     for sla in results.slas:
         if sla.verdict != verdict:
             continue
-        value = quantity(sla.observed, sla.unit, better.get((sla.cell, sla.metric), "neither"))
-        unit = "" if sla.unit == "1" or value == MISSING else sla.unit
+        worse = better.get((sla.cell, sla.metric), "neither")
         clause = Markup("{} <code>{}</code>").format(defined(sla.metric), sla.clause)
         rows.append(
             [
                 names.get(sla.cell, sla.cell),
                 clause,
                 stacked(mark(sla.verdict), "warning only" if sla.severity == "warn" else ""),
-                f"{value} {unit}".strip(),
+                with_unit(sla.observed, sla.unit, worse),
                 sla.counted,
                 strips.of_clause(sla),
                 stacked(sla.detail or _margin(sla), f"line {sla.line}" if sla.line else ""),

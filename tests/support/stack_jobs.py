@@ -37,7 +37,7 @@ def start(
     told = {"CHAOS_SCRATCH": str(scratch), beacon.VARIABLE: str(scratch / "beacon")}
     with (scratch / "output").open("wb") as output:
         return subprocess.Popen(
-            drive.argv,
+            [word.replace("$CHAOS_SCRATCH", str(scratch)) for word in drive.argv],
             env={**os.environ, **drive.env, **told},
             cwd=scratch,
             stdout=output,

@@ -7,7 +7,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -287,19 +286,6 @@ def test_the_verbs_of_stacks(
     assert "no environment" in said(["stacks", "remove", "fake"])
     base.with_name("words").write_text(CLASH)
     said(["stacks", "install", "fake"], code=2)
-
-
-@pytest.mark.parametrize("name", sorted(environments.stacks()))
-def test_every_stack_says_what_it_is(
-    name: str, find: Callable[..., type[Stack]] = environments.find
-) -> None:
-    kind = find(name)
-    assert kind.title and kind.__doc__ and kind.tuned_because
-    if kind.requirements is not None:
-        pins = environments.wanted(kind.requirements)
-        assert all("==" in pin for pin in pins), "pinned, every one"
-        assert {"torch", "numpy", "pydantic", "xxhash"} <= set(map(environments.package_of, pins))
-    environments.look(name)
 
 
 @pytest.mark.usefixtures("names_at_once")

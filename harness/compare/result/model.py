@@ -31,7 +31,7 @@ OutcomeClass = Literal[
 from step 0; ``degraded``: continued slower or with fewer ranks to its end; ``committed bad
 values``: a non-finite or corrupted state was trained on unnoticed; ``not offered``: this stack
 cannot take part in this fault family, for the reason in the note; ``refuted``: its record is not
-credible and is ignored (``harness.compare.result.believed``).
+credible and is ignored (``harness.compare.result.records``).
 """
 
 Difference = Literal[

@@ -33,6 +33,7 @@ from trainchaos.harness.compare.plan.plan import (
     family_of,
     slug,
 )
+from trainchaos.harness.compare.play import ComparisonPlayer
 from trainchaos.harness.compare.result import rules
 from trainchaos.harness.launch.devices import versions
 
@@ -62,20 +63,15 @@ class CompareOptions:
     without: Sequence[tuple[str, str]] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """A plan, with all that is needed to play it. ``pythons``: label -> interpreter."""
-
-    plan: ComparisonPlan
-    entrants: Mapping[str, Entrant]
-    families: Mapping[str, Family]
-    pythons: Mapping[str, Path]
-
-
 def prepare(
-    asked: CompareOptions, stacks: Mapping[str, type[Stack]], catalogue: Catalogue
-) -> Prepared:
-    """Work out the plan. Raises ScenarioError for what cannot be compared or is not installed."""
+    asked: CompareOptions,
+    stacks: Mapping[str, type[Stack]],
+    catalogue: Catalogue,
+    directory: Directory,
+) -> ComparisonPlayer:
+    """Work out the plan, and who plays it. Raises ScenarioError for what cannot be compared or is
+    not installed.
+    """
     wanted = _entrants(asked, stacks)
     families = [family_of(path, load(path, catalogue).cells) for path in asked.scenarios]
     chosen, pythons, missing = _ready(asked, wanted)
@@ -106,9 +102,14 @@ def prepare(
             f"--closed: {'; '.join(broken)}",
             hint="docs/benchmark-rules.md; without --closed it is the open division",
         )
-    entrants = {one.label: one for one in chosen}
-    by_name = {family.name: family for family in families}
-    return Prepared(plan=plan, entrants=entrants, families=by_name, pythons=pythons)
+    return ComparisonPlayer(
+        directory=directory,
+        plan=plan,
+        entrants={one.label: one for one in chosen},
+        families={family.name: family for family in families},
+        pythons=pythons,
+        catalogue=catalogue,
+    )
 
 
 def _ready(

@@ -28,28 +28,6 @@ from trainchaos.reports.content.tables import (
 
 FINEST_S = 1e-4
 OUTCOME_ORDER = {name: place for place, name in enumerate(OUTCOMES)}
-ICONS: dict[OutcomeClass, str] = {
-    "masked": (
-        '<circle class="line" cx="8" cy="8" r="6"/><circle class="fill" cx="8" cy="8" r="3"/>'
-    ),
-    "recovered": '<circle class="fill" cx="8" cy="8" r="6.5"/>',
-    "degraded": (
-        '<circle class="line" cx="8" cy="8" r="6"/><path class="fill" d="M2 8a6 6 0 0 0 12 0z"/>'
-    ),
-    "rolled back": '<path class="fill" d="M2 8L13 1.5V14.5z"/>',
-    "started over": '<path class="line" d="M3 2v12M13.5 2.5L6 8l7.5 5.5z"/>',
-    "all ranks died": '<path class="thick" d="M3 3l10 10M13 3L3 13"/>',
-    "hung": '<path class="thick" d="M5 2.5v11M11 2.5v11"/>',
-    "committed bad values": (
-        '<path class="line" d="M8 1l7 13H1z"/><path class="line" d="M8 6v4M8 11.4v1.4"/>'
-    ),
-    "not landed": '<circle class="line dashed" cx="8" cy="8" r="6"/>',
-    "not offered": '<path class="line" d="M3 8h10"/>',
-    "refuted": (
-        '<circle class="line dashed" cx="8" cy="8" r="6"/>'
-        '<path class="line" d="M5 5l6 6M11 5l-6 6"/>'
-    ),
-}
 
 
 def scorecard(facts: ComparisonFacts, families: Sequence[str]) -> Table:
@@ -408,14 +386,12 @@ def settings(facts: ComparisonFacts) -> Table:
 
 
 def outcome(name: OutcomeClass, note: str = "") -> Markup:
-    """Shape and word of an outcome; the shape is hidden from screen readers."""
-    tone = "kept" if OUTCOMES[name].kept else "lost" if OUTCOMES[name].tried else "none"
+    """Mark and word of an outcome; the mark is hidden from screen readers and from Markdown."""
+    traits = OUTCOMES[name]
+    tone = "kept" if traits.kept else "lost" if traits.tried else "none"
     small = Markup(' <small class="quiet">{}</small>').format(note) if note else ""
-    icon = Markup('<svg class="icon" viewBox="0 0 16 16" aria-hidden="true">{}</svg>').format(
-        Markup(ICONS[name])
-    )
-    return Markup('<span class="outcome {}">{}<span>{}{}</span></span>').format(
-        tone, icon, name, small
+    return Markup('<span class="outcome {}" data-mark="{}"><span>{}{}</span></span>').format(
+        tone, traits.mark, name, small
     )
 
 

@@ -68,7 +68,7 @@ def asked(scenario: Path, **more: Any) -> CompareOptions:
 
 def plan_for(wanted: CompareOptions, stacks: Mapping[str, type[Stack]]) -> ComparisonPlan:
     """The plan of these options."""
-    return prepare.prepare(wanted, stacks, build_catalogue()).plan
+    return prepare.prepare(wanted, stacks, build_catalogue(), Directory(Path("unused"))).plan
 
 
 def played(

@@ -19,10 +19,9 @@ import pytest
 from tests.harness.compare.planned import FAMILY, KILL, Plain, asked, family_file, plan_for, played
 from tests.support.commands.unreported import unreported
 from tests.support.pages.sample_comparison import build, plain_trial
-from trainchaos.chaos.cli import build_catalogue, invoke
+from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.errors import LogError, ScenarioError
 from trainchaos.chaos.home import HOME
-from trainchaos.harness.compare import prepare
 from trainchaos.harness.compare.environments import environments, tuned
 from trainchaos.harness.compare.environments.stack import CommonJob, Stack, Value, Way
 from trainchaos.harness.compare.plan.directory import ComparisonPlan, Directory
@@ -239,10 +238,7 @@ def test_a_sweep_plays_every_combination_on_seeds_of_its_own_and_no_controls(
     ]
     assert {arm.family for arm in plan.arms} == {"family"} and len(plan.arms) == 8
     again = as_planned(plan, skip_missing=False)
-    assert (
-        again.tune == "peer"
-        and prepare.prepare(again, STACKS, build_catalogue()).plan.arms == plan.arms
-    )
+    assert again.tune == "peer" and plan_for(again, STACKS).arms == plan.arms
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ Nothing ensured equal conditions, so all differences besides the stack are repor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.events.budget import Budget
-from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.events.log import Kind, Log
 from trainchaos.chaos.scenario.model import Cell
 from trainchaos.harness.compare.plan.directory import Directory, differences, now
 from trainchaos.harness.compare.result import summary
@@ -109,11 +109,7 @@ def _of_run(path: Path, run: RunDirectory) -> Comparison:
         paired = cell.scenario.baseline == "paired"
         control = log_in(run.events(control_id), budget) if paired else None
         own = record(log=log, control=control)
-        against: list[str] = []
-        if control is not None and control.first(Kind.RUN_STARTED) is not None:
-            other = record(log=control, arm="control")
-            against = other.notes("its control", failures=False)
-            control = None if other.contradictions else control
+        control, against = _credible(control, record)
         trial = trial_of(
             log,
             control,
@@ -148,6 +144,16 @@ def _of_run(path: Path, run: RunDirectory) -> Comparison:
         cautions=cautions,
         at_rest=[one for one in at_rest if one is not None],
     )
+
+
+def _credible(
+    control: Log | None, record: Callable[..., ArmRecord]
+) -> tuple[Log | None, list[str]]:
+    """(the control, None if it cannot be what happened; what there is to say about it)."""
+    if control is None or control.first(Kind.RUN_STARTED) is None:
+        return control, []
+    other = record(log=control, arm="control")
+    return None if other.contradictions else control, other.notes("its control", failures=False)
 
 
 def _program(cell: Cell) -> str:

@@ -126,34 +126,6 @@ def test_wall_clock_table_adds_up(finished: Finished) -> None:
         assert sum(spent.values()) == pytest.approx(sum(walls) / len(walls))
 
 
-def test_junit_counts_names_and_kinds(finished: Finished) -> None:
-    run, results = finished
-    root = ET.parse(run.root / "junit.xml").getroot()
-    suite = root[0]
-    assert suite[0].tag == "properties"
-    cases = suite.findall("testcase")
-    names = [(c.get("classname"), c.get("name")) for c in cases]
-    assert len(names) == len(set(names)) == int(suite.get("tests", "0"))
-    invariants = sum(len(c.invariants) for c in results.cells)
-    assert len(cases) == len(results.slas) + invariants + len(results.faults) + len(results.skipped)
-    for tag, count in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
-        found = suite.findall(f"testcase/{tag}")
-        assert len(found) == int(suite.get(count, "0")) > 0
-        assert all(f.get("message") for f in found)
-    failed = suite.find("testcase[@name='recovery_time max < 5s']/failure")
-    assert failed is not None and "never" in (failed.get("message") or "")
-    warned = suite.find("testcase[@name='time_to_full_rate median < 3s']")
-    assert warned is not None and warned.find("error") is None
-
-
-def test_junit_keeps_equal_clauses_apart(finished: Finished, tmp_path: Path) -> None:
-    _, results = finished
-    doubled = results.model_copy(update={"slas": results.slas * 2})
-    root = ET.parse(reports.render("junit", RunDirectory(tmp_path), doubled)).getroot()
-    names = [(c.get("classname"), c.get("name")) for c in root.iter("testcase")]
-    assert len(names) == len(set(names))
-
-
 def test_fault_that_never_fired_is_an_error_not_a_pass(finished: Finished, tmp_path: Path) -> None:
     _, results = finished
     never = results.faults[0].model_copy(

@@ -12,14 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainchaos.chaos.stats import median_ci95
 from trainchaos.harness.compare.result.statistics import (
     OUTLIER_LEAST,
     outliers,
     paired_ratio,
     repetitions_needed,
 )
-from trainchaos.harness.judge.measure.samples import quantile
 
 COMPARISONS = 200
 TIMES = st.one_of(st.floats(min_value=1e-3, max_value=1e4), st.just(math.inf))
@@ -141,19 +139,6 @@ def test_swapping_the_sides_gives_the_reciprocal(both: dict[int, tuple[float, fl
     assert (one is None) == (other is None)
     if one is not None and other is not None and 0 < one < math.inf:
         assert one * other == pytest.approx(1.0)
-
-
-def test_interval_of_the_median_takes_infinity_as_the_largest() -> None:
-    assert median_ci95([1, 2, 3, 4, 5, math.inf]) == (1, math.inf)
-    assert median_ci95([1, 2, 3]) is None
-
-
-@pytest.mark.parametrize(("name", "least"), [("p90", 29), ("p95", 59)])
-def test_a_quantile_needs_enough_incidents(name: str, least: int) -> None:
-    assert quantile([1.0] * (least - 1), name) is None
-    assert quantile([float(v) for v in range(1, least + 1)], name) == math.ceil(
-        int(name[1:]) / 100 * least
-    )
 
 
 def test_outliers_are_named_by_their_seed() -> None:

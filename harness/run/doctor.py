@@ -36,8 +36,6 @@ NEEDED = (
     "click",
     "rich",
     "jinja2",
-    "pandas",
-    "matplotlib",
 )
 _ROOT_HINT = "run chaos as root for the faults that need it; chaos list faults -v shows them"
 _HINTS: Mapping[str, str] = {

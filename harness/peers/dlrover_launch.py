@@ -13,7 +13,8 @@ import secrets
 import sys
 from pathlib import Path
 
-from trainchaos.harness.peers.supervise import PeerLauncher, free_ports, job_of_environment, listens
+from trainchaos.harness.host.processes import listens
+from trainchaos.harness.peers.supervise import PeerLauncher, free_ports, job_of_environment
 
 
 def main() -> int:

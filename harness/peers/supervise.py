@@ -33,12 +33,12 @@ from typing import Self
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.harness.compare.environments.stack import CommonJob
 from trainchaos.harness.script.processes.guard import (
-    PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
     descendants,
     kill,
     reaped,
 )
+from trainchaos.recovery.process.processes import become_subreaper, die_with
 
 HOST = "127.0.0.1"
 LINGER_S = 5.0
@@ -69,9 +69,8 @@ class PeerLauncher:
     def __enter__(self) -> Self:
         parent = os.getppid()
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        become_subreaper()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # it went before the request was in place
             raise LauncherStopped(128 + signal.SIGTERM)
         return self
@@ -83,12 +82,10 @@ class PeerLauncher:
         """Start a program that dies with this process; its pid. Raises OSError when it cannot be
         started.
         """
-        mine, mask, libc = os.getpid(), self._signals, ctypes.CDLL(None)
+        mine, mask = os.getpid(), self._signals
 
         def tie() -> None:
-            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != mine:
-                os._exit(1)
+            die_with(mine)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, mask)
 
         child = subprocess.Popen(
@@ -162,13 +159,6 @@ def job_of_environment() -> CommonJob:
     if not os.environ.get("CHAOS_SCRATCH"):
         raise SystemExit("CHAOS_SCRATCH is not set\n  start it by chaos compare")
     return job
-
-
-def listens(port: int) -> bool:
-    """Whether somebody accepts connections there."""
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex((HOST, port)) == 0
 
 
 class PeerSupervisor(PeerLauncher):

@@ -12,12 +12,13 @@ from pathlib import Path
 from trainchaos.chaos.home import HOME
 from trainchaos.harness.compare.plan.directory import ComparisonPlan, PlayedArm
 from trainchaos.harness.compare.plan.plan import Family
-from trainchaos.harness.compare.plan.quiet import BUSY
 from trainchaos.harness.compare.result.model import Ratio
 from trainchaos.harness.compare.result.statistics import LEAST_PAIRS
 from trainchaos.harness.host import dns_check
 
 SHIPPED = HOME / "scenarios" / "compare"
+BUSY = 0.1
+"""Share of the processors that other programs may use."""
 EQUAL = ("no difference shown", "neither recovers")
 
 

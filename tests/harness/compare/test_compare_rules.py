@@ -26,7 +26,6 @@ from trainchaos.harness.compare.environments import environments, tuned
 from trainchaos.harness.compare.environments.stack import CommonJob, Stack, Value, Way
 from trainchaos.harness.compare.plan.directory import ComparisonPlan, Directory
 from trainchaos.harness.compare.plan.plan import Arm, entrants
-from trainchaos.harness.compare.plan.quiet import BUSY, busy_share
 from trainchaos.harness.compare.prepare import as_planned
 from trainchaos.harness.compare.result import archive, rules
 from trainchaos.harness.compare.result.gather import gather
@@ -198,7 +197,7 @@ def test_code_that_is_no_commit_and_a_slow_name_server_break_a_rule(
 
 def test_what_ran_beside_the_arms_and_an_unequal_twin_break_rules(closed: ComparisonPlan) -> None:
     arm = Arm(label="ours default", family="family", like="family", seed=7)
-    quiet, busy, unknown = (played(arm, busy=share) for share in (0.01, BUSY + 0.1, None))
+    quiet, busy, unknown = (played(arm, busy=share) for share in (0.01, rules.BUSY + 0.1, None))
     labels = {"label": "ours again", "against": "ours default", "family": "family"}
     found = {"metric": "recovery", "n": 6, "value": 2.0, "interval": (1.5, 3.0), "says": "slower"}
     same = Ratio.model_validate(labels | found)
@@ -210,17 +209,6 @@ def test_what_ran_beside_the_arms_and_an_unequal_twin_break_rules(closed: Compar
         ([unknown], [], 0, "not known"),
     ):
         assert words in rules.broken_by(closed, played_arms, twins, missing)[0]
-
-
-def test_how_busy_the_machine_is(tmp_path: Path) -> None:
-    stat = tmp_path / "stat"
-    stat.write_text("cpu  100 0 100 700 100 0 0 0 50 0\ncpu0 1 2 3 4\n")
-
-    def later(_: float) -> None:
-        stat.write_text("cpu  120 0 110 760 110 0 0 0 60 0\ncpu0 1 2 3 4\n")
-
-    assert busy_share(stat=stat, sleep=later) == pytest.approx(0.3)
-    assert busy_share(stat=tmp_path / "nothing", sleep=lambda _: None) is None
 
 
 # sweeps

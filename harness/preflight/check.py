@@ -379,11 +379,6 @@ class PlaceCheck:
                     asking.add(self, place, *self.judge(place, measured_of))
 
 
-def torch_name(place: str) -> str:
-    """Torch's name of a place: all places ``cpu:N`` and ``host`` are its ``cpu``."""
-    return place if place.startswith("cuda") else "cpu"
-
-
 def is_cuda(place: str) -> bool:
     """Whether it is an NVIDIA device."""
     return place.startswith("cuda")

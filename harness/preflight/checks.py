@@ -33,6 +33,7 @@ from datetime import timedelta
 from typing import Any
 
 from trainchaos.chaos.stats import percentile
+from trainchaos.harness.launch.devices import torch_name
 from trainchaos.harness.preflight.check import (
     Finding,
     Measured,
@@ -40,7 +41,6 @@ from trainchaos.harness.preflight.check import (
     Rate,
     Task,
     is_cuda,
-    torch_name,
 )
 from trainchaos.harness.preflight.compare import ROUNDS, in_rounds
 from trainchaos.recovery.health.statistics.robust import median

@@ -24,6 +24,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
 
+from trainchaos.harness.launch.devices import torch_name
 from trainchaos.harness.preflight.check import (
     ALL,
     GRACE_S,
@@ -34,7 +35,6 @@ from trainchaos.harness.preflight.check import (
     Rate,
     Task,
     is_cuda,
-    torch_name,
 )
 from trainchaos.harness.preflight.checks import connect
 from trainchaos.harness.preflight.compare import ROUNDS, confirming_limit, log, slow_among

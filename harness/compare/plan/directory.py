@@ -14,7 +14,6 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -116,31 +115,15 @@ class PlayedArm(Model):
     busy: float | None = None
 
 
-@dataclass(frozen=True)
 class Directory:
-    """Paths of one comparison."""
+    """One comparison's files: its ``plan``, the ``trials`` played, the directories of their
+    ``runs``, and the ``data`` that all train on, made once.
+    """
 
-    root: Path
-
-    @property
-    def plan(self) -> Path:
-        """The file of the plan."""
-        return self.root / "plan.json"
-
-    @property
-    def trials(self) -> Path:
-        """The file of arms played."""
-        return self.root / "trials.jsonl"
-
-    @property
-    def runs(self) -> Path:
-        """The run directories."""
-        return self.root / "runs"
-
-    @property
-    def data(self) -> Path:
-        """The corpus, made once for all."""
-        return self.root / "data"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.plan, self.trials = root / "plan.json", root / "trials.jsonl"
+        self.runs, self.data = root / "runs", root / "data"
 
     def scenario(self, arm: Arm) -> Path:
         """The scenario file that one arm is run with."""

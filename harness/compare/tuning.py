@@ -18,9 +18,7 @@ from trainchaos.harness.compare.environments.stack import Stack, Value
 from trainchaos.harness.compare.environments.tuned import Sweep, TriedOptions
 from trainchaos.harness.compare.plan.directory import ComparisonPlan
 from trainchaos.harness.compare.plan.plan import Entrant
-from trainchaos.harness.compare.result.model import Trial
-from trainchaos.harness.compare.result.outcome import FOR_EVER
-from trainchaos.harness.compare.result.summary import SAYS_NOTHING
+from trainchaos.harness.compare.result.model import FOR_EVER, SAYS_NOTHING, Trial
 
 FIRST_SEED = 9001
 """First seed of a sweep; those of a comparison begin at 1."""
@@ -109,6 +107,6 @@ def score(times: Sequence[Sequence[float]]) -> float:
 
 
 def _time(trial: Trial) -> float:
-    if trial.outcome in FOR_EVER or trial.outcome in SAYS_NOTHING:
+    if trial.outcome in FOR_EVER | SAYS_NOTHING:
         return math.inf
     return 0.0 if trial.recovery is None else trial.recovery

@@ -6,47 +6,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
 from functools import cached_property
-from typing import NamedTuple
 
 from trainchaos.chaos.units import counted
 from trainchaos.harness.compare.result.model import (
+    OUTCOMES,
     CellSummary,
     Comparison,
-    OutcomeClass,
     Ratio,
     StackInfo,
     Trial,
 )
 from trainchaos.harness.judge.figures import Metric
-
-
-class OutcomeTraits(NamedTuple):
-    """Meaning of a class of outcomes. ``kept``: the job kept its work; ``tried``: the stack was
-    really tested; ``mark``: a shape; ``meaning``: one line for the key.
-    """
-
-    kept: bool
-    tried: bool
-    mark: str
-    meaning: str
-
-
-OUTCOMES: Mapping[OutcomeClass, OutcomeTraits] = {
-    "masked": OutcomeTraits(True, True, "◉", "training never stopped"),
-    "recovered": OutcomeTraits(True, True, "●", "continued where it was"),
-    "rolled back": OutcomeTraits(True, True, "◀", "continued from a checkpoint, steps redone"),
-    "degraded": OutcomeTraits(True, True, "◐", "continued slower or with fewer ranks"),
-    "started over": OutcomeTraits(False, True, "◁", "restarted from step 0, all work lost"),
-    "all ranks died": OutcomeTraits(False, True, "✖", "the job ended"),
-    "hung": OutcomeTraits(False, True, "‖", "the job stood still until it was stopped"),
-    "committed bad values": OutcomeTraits(False, True, "⚠", "trained on damaged state, unnoticed"),
-    "not landed": OutcomeTraits(False, False, "◌", "the fault did not take effect; proves nothing"),
-    "not offered": OutcomeTraits(False, False, "–", "this stack cannot take part in this fault"),
-    "refuted": OutcomeTraits(False, False, "⊗", "its record is not credible, and is ignored"),
-}
-"""From best to worst."""
 
 
 class ComparisonFacts:

@@ -9,11 +9,17 @@ from markupsafe import Markup
 
 from trainchaos.chaos.units import MISSING, number, pairs, percent, plural, with_unit
 from trainchaos.chaos.units import interval as range_of
-from trainchaos.harness.compare.result.model import CellSummary, OutcomeClass, Ratio, Trial
+from trainchaos.harness.compare.result.model import (
+    OUTCOMES,
+    CellSummary,
+    OutcomeClass,
+    Ratio,
+    Trial,
+)
 from trainchaos.harness.compare.result.statistics import EVERY
 from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.incident import PHASE_NAMES
-from trainchaos.reports.compare.facts import OUTCOMES, ComparisonFacts
+from trainchaos.reports.compare.facts import ComparisonFacts
 from trainchaos.reports.compare.words import COST_UNIT, interval
 from trainchaos.reports.content.figures import alarms, median_of, survived
 from trainchaos.reports.content.tables import (

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 from trainchaos.chaos.units import interval as interval_of
 from trainchaos.chaos.units import listed, number, plural, quantity
+from trainchaos.harness.compare.result.model import OUTCOMES
 from trainchaos.harness.compare.result.statistics import EVERY
 from trainchaos.harness.judge.measure.measure import METRICS
-from trainchaos.reports.compare.facts import OUTCOMES, ComparisonFacts
+from trainchaos.reports.compare.facts import ComparisonFacts
 
 COST_UNIT = METRICS["failure_cost"].unit
 """Unit of a failure's cost: each rank has one GPU if there are any, so the price of a GPU hour

@@ -16,9 +16,9 @@ import pytest
 from tests.support.pages.html_page import Page, fetches_nothing, regular_tables
 from tests.support.pages.sample_comparison import FAMILIES, HOSTILE, REFERENCE, STACKS, build
 from trainchaos.chaos.units import percent
-from trainchaos.harness.compare.result.model import Comparison
+from trainchaos.harness.compare.result.model import OUTCOMES, Comparison
 from trainchaos.reports.compare import load, write_all
-from trainchaos.reports.compare.facts import OUTCOMES, ComparisonFacts
+from trainchaos.reports.compare.facts import ComparisonFacts
 from trainchaos.reports.compare.words import findings
 from trainchaos.reports.content.figures import survived
 from trainchaos.reports.page.charts import AxisScale

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.harness.compare.result.model import OutcomeClass
+from trainchaos.harness.compare.result.model import FOR_EVER, OutcomeClass
 from trainchaos.harness.judge.incident import Incident, PhaseSpan
 from trainchaos.harness.judge.measure.measure import ArmMeasures
 from trainchaos.harness.judge.record.history import NS, History
@@ -31,13 +31,6 @@ SPOILT_STEPS = 10
 CORRUPTS_STATE = ("checkpoint-corrupt", "tensor-corrupt", "data-corrupt", "replica-desync")
 TELLING = re.compile(r"(Error|Exception)\b|\bsignal\b|\bSIG[A-Z]+\b", re.ASCII)
 """Matches a line of output that says why a program ended."""
-FOR_EVER: tuple[OutcomeClass, ...] = (
-    "started over",
-    "all ranks died",
-    "hung",
-    "committed bad values",
-)
-"""Classes whose recovery time is infinity: the job's work is lost, or worthless."""
 
 
 def judged(measures: ArmMeasures, control: History | None) -> dict[str, Any]:

@@ -8,10 +8,12 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 from trainchaos.chaos.stats import clopper_pearson, median_ci95
 from trainchaos.harness.compare.result.model import (
+    OUTCOMES,
+    SAYS_NOTHING,
     CellSummary,
     FaultFreeSummary,
     OutcomeClass,
@@ -30,13 +32,6 @@ from trainchaos.harness.judge.measure.reliability import false_alarms
 from trainchaos.harness.judge.record.history import History
 from trainchaos.harness.judge.results import Survival
 
-FROM_BEST: tuple[OutcomeClass, ...] = get_args(OutcomeClass)
-"""Classes from best to worst. A fault that did not land proves nothing, so that class is shown only
-if nothing else happened.
-"""
-SURVIVED = ("masked", "recovered", "rolled back", "degraded")
-"""The job finished and kept its work."""
-SAYS_NOTHING = ("not landed", "not offered", "refuted")
 METRICS: tuple[Literal["recovery", "step_time", "goodput"], ...] = (
     "recovery",
     "step_time",
@@ -72,7 +67,7 @@ def cells_of(
 def worst_of(outcomes: Iterable[OutcomeClass]) -> OutcomeClass:
     """The worst outcome; outcomes that prove nothing count only if there is nothing else."""
     known = list(outcomes)
-    return max([one for one in known if one not in SAYS_NOTHING] or known, key=FROM_BEST.index)
+    return max([one for one in known if one not in SAYS_NOTHING] or known, key=list(OUTCOMES).index)
 
 
 def _cell(
@@ -129,7 +124,7 @@ def survival_of(landed: Sequence[Trial]) -> Survival | None:
     """
     if not landed:
         return None
-    kept = sum(trial.outcome in SURVIVED for trial in landed)
+    kept = sum(OUTCOMES[trial.outcome].kept for trial in landed)
     low, high = clopper_pearson(kept, len(landed))
     return Survival(
         arms=len(landed), survived=kept, probability=kept / len(landed), low=low, high=high

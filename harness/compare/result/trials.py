@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainchaos.chaos.events.log import Log
-from trainchaos.harness.compare.result.model import Trial
-from trainchaos.harness.compare.result.outcome import FOR_EVER, completed, judged
+from trainchaos.harness.compare.result.model import FOR_EVER, Trial
+from trainchaos.harness.compare.result.outcome import completed, judged
 from trainchaos.harness.judge.measure.measure import ArmMeasures, goodput_of, measure
 from trainchaos.harness.judge.record.history import History
 from trainchaos.harness.judge.record.lineage import history_of

@@ -11,6 +11,7 @@ from typing import Any
 
 from trainchaos.chaos.stats import median_ci95
 from trainchaos.harness.compare.result.model import (
+    SAYS_NOTHING,
     CellSummary,
     Comparison,
     FaultFreeSummary,
@@ -25,7 +26,7 @@ from trainchaos.harness.compare.result.statistics import (
     paired_ratio,
     repetitions_needed,
 )
-from trainchaos.harness.compare.result.summary import SAYS_NOTHING, survival_of
+from trainchaos.harness.compare.result.summary import survival_of
 from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.incident import PhaseSpan
 from trainchaos.harness.judge.results import FalseAlarms

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -13,12 +15,15 @@ from trainchaos.chaos.units import flatten, number, pairs, quantity
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.measure import METRICS
-from trainchaos.harness.judge.results import Finding, Results, SlaResult, Verdict
-from trainchaos.reports.content.facts import analyze_command, went
+from trainchaos.harness.judge.results import Finding, Results, SlaResult
+from trainchaos.reports.content.facts import analyze_command, target_of, went
 
 # XML 1.0 has no way to write these, not even escaped.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_PROBLEM_TAGS = {"failure": "failure", "error": "error", "skipped": "skipped"}
+_COUNTS = (("failures", "failure"), ("errors", "error"), ("skipped", "skipped"))
+Problem = Literal["failure", "error", "skipped"]
+_PROBLEMS: Mapping[str, Problem] = {"fail": "failure", "inconclusive": "error"}
+"""Of a verdict; a pass has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +32,7 @@ class Case:
 
     group: str
     name: str
-    problem: Literal["failure", "error", "skipped"] | None = None
+    problem: Problem | None = None
     message: str = ""
     detail: str = ""
     output: str = ""
@@ -71,7 +76,7 @@ def cases(results: Results) -> list[Case]:
 
 
 def _sla(results: Results, sla: SlaResult) -> Case:
-    problem, note = _problem(sla.verdict), ""
+    problem, note = _PROBLEMS.get(sla.verdict), ""
     if sla.severity == "warn" and problem:
         problem, note = None, f"warning only: {sla.verdict}. "
     better = METRICS[sla.metric].better if sla.metric in METRICS else "neither"
@@ -94,7 +99,7 @@ def _invariant(cell: str, name: str, finding: Finding) -> Case:
     return Case(
         group=f"{cell}.invariant",
         name=name,
-        problem=_problem(finding.verdict),
+        problem=_PROBLEMS.get(finding.verdict),
         detail=finding.witness,
         message=f"{name}: {finding.verdict}",
         output=finding.witness,
@@ -105,16 +110,16 @@ def _fault(i: Incident) -> Case:
     """A fault passes if it landed and was healed; SLAs and invariants judge how the
     system reacted.
     """
-    problem: Literal["failure", "error"] | None = None
-    message = ""
+    problem: Problem | None = None
+    what = ""
     if not i.fired:
-        problem, message = "error", f"{i.kind} {i.fault} never fired: nothing was tested"
+        problem, what = "error", "never fired: nothing was tested"
     elif not i.healed:
-        problem, message = "failure", f"{i.kind} {i.fault} was not healed"
+        problem, what = "failure", "was not healed"
     elif not i.landed:
-        problem, message = "error", f"{i.kind} {i.fault} did not land: nothing was tested"
+        problem, what = "error", "did not land: nothing was tested"
     story = (
-        f"{i.kind} on {pairs(i.target)} at step {i.step}: outcome {i.outcome}, detected by"
+        f"{i.kind} on {target_of(i.target)} at step {i.step}: outcome {i.outcome}, detected by"
         f" {i.detected_by} in {number(i.detection_time, 'lower')} s, recovered in"
         f" {number(i.recovery_time, 'lower')} s, at full rate in"
         f" {number(i.time_to_full_rate, 'lower')} s, redundant in"
@@ -122,12 +127,11 @@ def _fault(i: Incident) -> Case:
         f" {i.lost} steps lost. Witness {i.witness}:"
         f" {pairs(i.evidence)}. {i.decision}"
     )
-    name = f"{i.fault} repeat {i.repeat} occurrence {i.occurrence}"
     return Case(
         group=f"{i.cell}.fault",
-        name=name,
+        name=f"{i.fault} repeat {i.repeat} occurrence {i.occurrence}",
         problem=problem,
-        message=message,
+        message=f"{i.kind} {i.fault} {what}" if problem else "",
         detail=story,
         output=story,
         took_s=i.recovery_time,
@@ -140,25 +144,18 @@ def _run_case(results: Results, tested: bool) -> list[Case]:
     """
     if tested and results.verdict in ("pass", "fail", "inconclusive"):
         return []
-    problem: Literal["error", "skipped"] = "skipped" if results.verdict == "skipped" else "error"
-    return [
-        Case(
-            group="run", name="run", problem=problem, message=f"{results.verdict}: {results.reason}"
-        )
-    ]
+    problem: Problem = "skipped" if results.verdict == "skipped" else "error"
+    message = f"{results.verdict}: {results.reason}"
+    return [Case(group="run", name="run", problem=problem, message=message)]
 
 
-def _problem(verdict: Verdict) -> Literal["failure", "error"] | None:
-    return {"fail": "failure", "inconclusive": "error"}.get(verdict)  # type: ignore[return-value]
-
-
-def _unique(found: list[Case]) -> list[Case]:
-    counts: dict[tuple[str, str], int] = {}
+def _unique(cases: list[Case]) -> list[Case]:
+    counts: Counter[tuple[str, str]] = Counter()
     unique = []
-    for case in found:
-        count = counts[case.group, case.name] = counts.get((case.group, case.name), 0) + 1
-        name = case.name if count == 1 else f"{case.name} ({count})"
-        unique.append(replace(case, name=name))
+    for case in cases:
+        counts[case.group, case.name] += 1
+        count = counts[case.group, case.name]
+        unique.append(case if count == 1 else replace(case, name=f"{case.name} ({count})"))
     return unique
 
 
@@ -196,9 +193,6 @@ def _suites(run: RunDirectory, results: Results, *, allow_inconclusive: bool) ->
     return root
 
 
-_COUNTS = (("failures", "failure"), ("errors", "error"), ("skipped", "skipped"))
-
-
 def _element(results: Results, case: Case) -> ET.Element:
     attributes = {
         "classname": _text(f"{results.scenario}.{case.group}"),
@@ -210,9 +204,7 @@ def _element(results: Results, case: Case) -> ET.Element:
         attributes |= {"file": _text(results.source), "line": str(case.line)}
     element = ET.Element("testcase", attributes)
     if case.problem:
-        problem = ET.SubElement(
-            element, _PROBLEM_TAGS[case.problem], {"message": _text(case.message)}
-        )
+        problem = ET.SubElement(element, case.problem, {"message": _text(case.message)})
         problem.text = _text(case.detail)
     elif case.output:
         ET.SubElement(element, "system-out").text = _text(case.output)

@@ -58,23 +58,26 @@ def families(results: Results) -> list[MetricFamily]:
     """All metrics of the file, each sample labelled with the scenario's name, and as simulated
     where nothing was real.
     """
-    found = [
+    made = [
         *_of_the_run(results),
         *_metrics(results),
         *_judged(results),
         _badput(results),
         *_rates(results),
     ]
-    if results.simulated:
-        for one in found:
-            one.samples = {(*k, ("simulated", "true")): v for k, v in one.samples.items()}
-    return [one for one in found if one.samples]
+    more = (("simulated", "true"),) if results.simulated else ()
+    for one in made:
+        one.samples = {
+            (("scenario", results.scenario), *labels, *more): value
+            for labels, value in one.samples.items()
+        }
+    return [one for one in made if one.samples]
 
 
-def text_of(found: Iterable[MetricFamily]) -> str:
+def text_of(made: Iterable[MetricFamily]) -> str:
     """The file's text; ``# EOF`` marks it as complete."""
     lines: list[str] = []
-    for one in found:
+    for one in made:
         lines.append(f"# TYPE {one.name} gauge")
         if one.unit:
             lines.append(f"# UNIT {one.name} {one.unit}")
@@ -91,12 +94,12 @@ def _family(name: str, about: str, unit: str = "") -> MetricFamily:
 
 def _of_the_run(results: Results) -> list[MetricFamily]:
     verdict = _family("run_verdict", "1 for the verdict of the latest run of a scenario")
-    verdict.add_verdict(results.verdict, scenario=results.scenario)
+    verdict.add_verdict(results.verdict)
     code = _family("run_exit_code", "exit code of the run")
-    code.add(results.exit_code, scenario=results.scenario)
+    code.add(results.exit_code)
     began = _family("run_started_timestamp_seconds", "when the run began, unix time", "seconds")
     with suppress(ValueError):  # a damaged date costs this sample only
-        began.add(datetime.fromisoformat(results.started).timestamp(), scenario=results.scenario)
+        began.add(datetime.fromisoformat(results.started).timestamp())
     return [verdict, code, began]
 
 
@@ -104,76 +107,65 @@ def _metrics(results: Results) -> list[MetricFamily]:
     """One family per metric: smallest, median and largest value of each cell, and the number of
     values.
     """
-    found: dict[str, MetricFamily] = {}
+    made: dict[str, MetricFamily] = {}
     counts = _family("metric_values", "how many values a metric has")
     could = _family(
         "metric_values_possible", "incidents or arms that could have given a metric a value"
     )
     for cell in results.cells:
-        labels = {"scenario": results.scenario, "cell": cell.id, "strategy": cell.strategy}
+        labels = {"cell": cell.id, "strategy": cell.strategy}
         for name, metric in cell.metrics.items():
             counts.add(metric.n, **labels, metric=name)
             could.add(metric.of, **labels, metric=name)
             unit = UNITS.get(metric.unit, re.sub(r"\W", "_", metric.unit))
             doc = METRICS[name].doc if name in METRICS else name
-            family = found.setdefault(f"{name}_{unit}", _family(f"{name}_{unit}", doc, unit))
+            family = made.setdefault(f"{name}_{unit}", _family(f"{name}_{unit}", doc, unit))
             for statistic in ("min", "median", "max", "p95", "p99"):
                 family.add(getattr(metric, statistic), **labels, statistic=statistic)
-    return [*found.values(), counts, could]
+    return [*made.values(), counts, could]
 
 
 def _judged(results: Results) -> list[MetricFamily]:
     """Clauses, invariants and incidents."""
     clauses = _family("sla_verdict", "1 for the verdict of a clause")
     for sla in results.slas:
-        clauses.add_verdict(
-            sla.verdict,
-            scenario=results.scenario,
-            cell=sla.cell,
-            metric=sla.metric,
-            clause=sla.clause,
-            severity=sla.severity,
-        )
+        about = {"cell": sla.cell, "metric": sla.metric, "clause": sla.clause}
+        clauses.add_verdict(sla.verdict, **about, severity=sla.severity)
     invariants = _family("invariant_verdict", "1 for the verdict of an invariant")
     for cell in results.cells:
         for name, finding in cell.invariants.items():
-            invariants.add_verdict(
-                finding.verdict, scenario=results.scenario, cell=cell.id, invariant=name
-            )
+            invariants.add_verdict(finding.verdict, cell=cell.id, invariant=name)
     incidents = _family("incidents", "faults of the run by the job's outcome")
     tally = Counter((i.cell, i.fault, i.kind, i.outcome) for i in results.faults)
     for (cell_id, fault, kind, outcome), count in tally.items():
-        incidents.add(
-            count, scenario=results.scenario, cell=cell_id, fault=fault, kind=kind, outcome=outcome
-        )
+        incidents.add(count, cell=cell_id, fault=fault, kind=kind, outcome=outcome)
     return [clauses, invariants, incidents]
 
 
 def _rates(results: Results) -> list[MetricFamily]:
     """Survival, false alarms and spares, each with its bounds."""
-    survival = _family("survival_ratio", "share of arms that survived, with its 95 % interval")
-    count = _family("false_alarms", "failures detected while no fault acted")
-    hours = _family("unfaulted_rank_hours", "rank-hours in which no fault had acted", "hours")
-    rate = _family(
-        "false_alarm_rate", "false alarms per unfaulted rank-hour, with its 95 % upper bound"
-    )
-    idle = _family("spare_idle_rank_hours", "spares x wall time, all arms", "hours")
-    memory = _family(
-        "spare_memory_bytes", "peak resident memory of a spare that never trained", "bytes"
-    )
-    cores = _family("spare_cores", "processor time per second of a spare that never trained")
+    made = [
+        _family("survival_ratio", "share of arms that survived, with its 95 % interval"),
+        _family("false_alarms", "failures detected while no fault acted"),
+        _family("unfaulted_rank_hours", "rank-hours in which no fault had acted", "hours"),
+        _family(
+            "false_alarm_rate", "false alarms per unfaulted rank-hour, with its 95 % upper bound"
+        ),
+        _family("spare_idle_rank_hours", "spares x wall time, all arms", "hours"),
+        _family(
+            "spare_memory_bytes", "peak resident memory of a spare that never trained", "bytes"
+        ),
+        _family("spare_cores", "processor time per second of a spare that never trained"),
+    ]
+    survival, count, hours, rate, idle, memory, cores = made
     for cell in results.cells:
         if cell.reliability is None:
             continue
-        labels = {"scenario": results.scenario, "cell": cell.id, "strategy": cell.strategy}
-        kept, alarms, spares = (
-            cell.reliability.survival,
-            cell.reliability.false_alarms,
-            cell.reliability.spares,
-        )
-        survival.add(kept.probability, **labels, statistic="value")
-        survival.add(kept.low, **labels, statistic="low")
-        survival.add(kept.high, **labels, statistic="high")
+        labels = {"cell": cell.id, "strategy": cell.strategy}
+        kept, alarms = cell.reliability.survival, cell.reliability.false_alarms
+        spares = cell.reliability.spares
+        for name, value in (("value", kept.probability), ("low", kept.low), ("high", kept.high)):
+            survival.add(value, **labels, statistic=name)
         count.add(float(alarms.count), **labels)
         hours.add(alarms.rank_hours, **labels)
         rate.add(alarms.rate if alarms.enough else None, **labels, statistic="value")
@@ -181,7 +173,7 @@ def _rates(results: Results) -> list[MetricFamily]:
         idle.add(spares.idle_rank_hours, **labels)
         memory.add(None if spares.memory_mib is None else spares.memory_mib * 2**20, **labels)
         cores.add(spares.cores, **labels)
-    return [survival, count, hours, rate, idle, memory, cores]
+    return made
 
 
 def _badput(results: Results) -> MetricFamily:
@@ -191,17 +183,17 @@ def _badput(results: Results) -> MetricFamily:
     for arm in results.arms:
         for cause, seconds in arm.badput.items():
             total[arm.cell, arm.arm, cause] += seconds
-    for (cell, arm_kind, cause), seconds in total.items():
-        family.add(seconds, scenario=results.scenario, cell=cell, arm=arm_kind, cause=cause)
+    for (cell, kind, cause), seconds in total.items():
+        family.add(seconds, cell=cell, arm=kind, cause=cause)
     return family
 
 
 def _number(value: float) -> str:
-    if value != value:
-        return "NaN"
     if value in (float("inf"), float("-inf")):
         return "+Inf" if value > 0 else "-Inf"
-    return repr(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))
+    if value != value:
+        return "NaN"
+    return f"{value:.0f}" if value == int(value) and abs(value) < 1e15 else repr(float(value))
 
 
 def _escape(text: str) -> str:

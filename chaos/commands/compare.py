@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,9 @@ from trainchaos.chaos.commands.shared.options import PATH, QUIET, SCENARIO, comp
 from trainchaos.chaos.commands.shared.say import say
 
 if TYPE_CHECKING:
-    from trainchaos.chaos.scenario.catalogue import Catalogue
     from trainchaos.harness.compare.plan.directory import ComparisonPlan, Directory
     from trainchaos.harness.compare.play import ComparisonPlayer
-    from trainchaos.harness.compare.prepare import CompareOptions, Prepared
+    from trainchaos.harness.compare.prepare import CompareOptions
 
 PLACE = "compare"
 SUFFIX = ".tar.xz"
@@ -215,33 +215,16 @@ def _play(what: tuple[Path, ...], options: dict[str, Any]) -> int:
 
     directory = Directory(options["runs"] / PLACE / _name(options))
     asked = _asked(what, options, directory)
-    catalogue = build_catalogue()
-    prepared = prepare(asked, stacks(), catalogue)
+    player = prepare(asked, stacks(), build_catalogue(), directory)
     if options["dry_run"]:
-        return _dry_run(directory, prepared, catalogue)
+        return _dry_run(player)
     with directory.held():
-        plan = _place(directory, prepared.plan, options)
-        player = _player(directory, plan, prepared, catalogue)
+        player = replace(player, plan=_place(directory, player.plan, options))
         player.check()
-        directory.write_plan(plan)
+        directory.write_plan(player.plan)
         if not options["quiet"]:
-            say(announced(directory, plan))
+            say(announced(directory, player.plan))
         return _played(player, options)
-
-
-def _player(
-    directory: Directory, plan: ComparisonPlan, prepared: Prepared, catalogue: Catalogue
-) -> ComparisonPlayer:
-    from trainchaos.harness.compare.play import ComparisonPlayer
-
-    return ComparisonPlayer(
-        directory=directory,
-        plan=plan,
-        entrants=prepared.entrants,
-        families=prepared.families,
-        pythons=prepared.pythons,
-        catalogue=catalogue,
-    )
 
 
 def _played(player: ComparisonPlayer, options: dict[str, Any]) -> int:
@@ -277,7 +260,7 @@ def _finished(player: ComparisonPlayer, options: dict[str, Any]) -> None:
         write_archive(player.directory, options["archive"])
     if player.plan.tune:
         from trainchaos.harness.compare.environments import environments, tuned
-        from trainchaos.harness.compare.play import now
+        from trainchaos.harness.compare.plan.directory import now
         from trainchaos.harness.compare.result.gather import gather
         from trainchaos.harness.compare.tuning import sweep_of
 
@@ -358,7 +341,7 @@ def _place(directory: Directory, plan: ComparisonPlan, options: dict[str, Any]) 
     return resumed(directory.read_plan(), plan, accepted=options["accept_changes"])
 
 
-def _dry_run(directory: Directory, prepared: Prepared, catalogue: Catalogue) -> int:
+def _dry_run(player: ComparisonPlayer) -> int:
     """Load every scenario as it would be played, in a temporary directory, and print what would be
     done.
     """
@@ -367,8 +350,8 @@ def _dry_run(directory: Directory, prepared: Prepared, catalogue: Catalogue) -> 
     from trainchaos.harness.compare.plan.directory import Directory
 
     with tempfile.TemporaryDirectory() as away:
-        _player(Directory(Path(away)), prepared.plan, prepared, catalogue).check()
-    say(announced(directory, prepared.plan))
+        replace(player, directory=Directory(Path(away))).check()
+    say(announced(player.directory, player.plan))
     return errors.EXIT_PASS
 
 

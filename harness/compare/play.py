@@ -4,10 +4,10 @@ played again.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from trainchaos.chaos import plugins
@@ -20,16 +20,17 @@ from trainchaos.chaos.errors import (
     ScenarioError,
 )
 from trainchaos.chaos.loading.load import LoadedScenario, load
+from trainchaos.chaos.planning.load import OthersLoad
 from trainchaos.chaos.scenario.catalogue import Catalogue
 from trainchaos.harness.compare.plan import scenario
-from trainchaos.harness.compare.plan.directory import ComparisonPlan, Directory, PlayedArm
+from trainchaos.harness.compare.plan.directory import ComparisonPlan, Directory, PlayedArm, now
 from trainchaos.harness.compare.plan.plan import Arm, Entrant, Family, seconds_left
-from trainchaos.harness.compare.plan.quiet import busy_share
 from trainchaos.harness.judge.results import Results
 from trainchaos.harness.launch.workload import Workload
 from trainchaos.harness.run.runner import run_scenario
 
 UNUSABLE = ("broken", "interrupted", "unsafe", "skipped")
+LOOK_S = 0.5
 ENDING = {EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_UNSAFE}
 
 
@@ -91,7 +92,7 @@ class ComparisonPlayer:
             return load(path, self.catalogue, overrides=[], env={})
         except ScenarioError as error:
             raise ScenarioError(
-                f"{family.path}: {arm.family or 'the control'} cannot be played under"
+                f"{family.planned.path}: {arm.family or 'the control'} cannot be played under"
                 f" {arm.label}:\n{error.message}",
                 hint=error.hint or "faults on a command are those of docs/scripts.md",
             ) from error
@@ -127,7 +128,9 @@ class ComparisonPlayer:
         return code
 
     def _one(self, arm: Arm) -> tuple[PlayedArm, Results]:
-        loaded, busy = self.scenario_of(arm), busy_share()
+        loaded, load = self.scenario_of(arm), OthersLoad()
+        time.sleep(LOOK_S)  # nothing of ours runs meanwhile
+        busy = load.share(os.cpu_count() or 1)
         started = time.monotonic()
         results = run_scenario(
             loaded, runs=self.directory.runs, seed=None, live=False, argv=["run", str(loaded.path)]
@@ -151,8 +154,3 @@ def left_of(directory: Directory, plan: ComparisonPlan) -> tuple[Sequence[Arm], 
     missing = [arm for arm in plan.arms if arm not in done]
     took = {arm: played.seconds for arm, played in done.items()}
     return missing, *seconds_left(missing, took, plan.workloads)
-
-
-def now() -> str:
-    """The current time in the format of plans and trials."""
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainchaos.chaos.errors import InfrastructureError, ScenarioError
@@ -17,9 +16,9 @@ from trainchaos.harness.compare.environments.tuned import because
 from trainchaos.harness.compare.plan.directory import (
     ComparisonPlan,
     Directory,
-    PlannedFamily,
     PlannedStack,
     differences,
+    now,
     provenance,
     refuse_other,
 )
@@ -34,7 +33,7 @@ from trainchaos.harness.compare.plan.plan import (
     family_of,
     slug,
 )
-from trainchaos.harness.compare.play import now
+from trainchaos.harness.compare.play import ComparisonPlayer
 from trainchaos.harness.compare.result import rules
 from trainchaos.harness.launch.devices import versions
 
@@ -64,43 +63,52 @@ class CompareOptions:
     without: Sequence[tuple[str, str]] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """A plan, with all that is needed to play it. ``pythons``: label -> interpreter."""
-
-    plan: ComparisonPlan
-    entrants: Mapping[str, Entrant]
-    families: Mapping[str, Family]
-    pythons: Mapping[str, Path]
-
-
 def prepare(
-    asked: CompareOptions, stacks: Mapping[str, type[Stack]], catalogue: Catalogue
-) -> Prepared:
-    """Work out the plan. Raises ScenarioError for what cannot be compared or is not installed."""
+    asked: CompareOptions,
+    stacks: Mapping[str, type[Stack]],
+    catalogue: Catalogue,
+    directory: Directory,
+) -> ComparisonPlayer:
+    """Work out the plan, and who plays it. Raises ScenarioError for what cannot be compared or is
+    not installed.
+    """
     wanted = _entrants(asked, stacks)
     families = [family_of(path, load(path, catalogue).cells) for path in asked.scenarios]
     chosen, pythons, missing = _ready(asked, wanted)
     reference = _reference(chosen, asked.against)
     if asked.same:
         twin = next(one for one in chosen if one.label == reference)
-        again = Entrant(
-            label=f"{reference} {AGAIN}", name=twin.name, settings=twin.settings, stack=twin.stack
-        )
+        again = replace(twin, label=f"{reference} {AGAIN}")
         chosen, pythons = [*chosen, again], {**pythons, again.label: pythons[reference]}
     check_families(families, chosen)
     _check_without(asked.without, chosen, families)
-    plan = _plan(asked, chosen, families, reference=reference, missing=missing)
+    seeds = list(range(asked.seed, asked.seed + asked.repeat))
+    as_asked = ("name", "deadline", "same", "price", "currency", "closed", "tune")
+    plan = ComparisonPlan(
+        **{name: getattr(asked, name) for name in as_asked},
+        started=now(),
+        argv=list(asked.argv),
+        seeds=seeds,
+        reference=reference,
+        families=[family.planned for family in families],
+        stacks=[_planned(one, families, chosen, reference) for one in chosen],
+        skipped=missing,
+        arms=arms_of(chosen, families, seeds, controls=not asked.tune, without=asked.without),
+        provenance=provenance(),
+        without=list(asked.without),
+    )
     if asked.closed and (broken := rules.broken(plan, families)):
         raise ScenarioError(
             f"--closed: {'; '.join(broken)}",
             hint="docs/benchmark-rules.md; without --closed it is the open division",
         )
-    return Prepared(
+    return ComparisonPlayer(
+        directory=directory,
         plan=plan,
         entrants={one.label: one for one in chosen},
-        families={f.name: f for f in families},
+        families={family.name: family for family in families},
         pythons=pythons,
+        catalogue=catalogue,
     )
 
 
@@ -108,9 +116,15 @@ def _ready(
     asked: CompareOptions, wanted: Sequence[Entrant]
 ) -> tuple[list[Entrant], dict[str, Path], dict[str, str]]:
     """(entrants that can be played, label -> interpreter, label -> why it is left out)."""
-    pythons, missing = _pythons(wanted)
+    known = {one.label: environments.of(one.name, type(one.stack)) for one in wanted}
+    pythons = {label: one.python for label, one in known.items() if one.ready}
+    missing = {
+        label: f"it is not installed: chaos stacks install {one.name}"
+        for label, one in known.items()
+        if not one.ready
+    }
     if missing and not asked.skip_missing:
-        names = sorted({one.name for one in wanted if one.label in missing})
+        names = sorted({known[label].name for label in missing})
         raise ScenarioError(
             f"no environment for {', '.join(names)}",
             hint=(
@@ -118,52 +132,11 @@ def _ready(
                 f" {'it' if len(names) == 1 else 'them'}; --skip-missing compares the others"
             ),
         )
-    chosen = [one for one in wanted if one.label not in missing]
-    if not chosen:
+    if not pythons:
         raise ScenarioError(
             "no stack is left to compare", hint="chaos stacks list shows what is ready"
         )
-    return chosen, pythons, missing
-
-
-def _plan(
-    asked: CompareOptions,
-    chosen: Sequence[Entrant],
-    families: Sequence[Family],
-    *,
-    reference: str,
-    missing: dict[str, str],
-) -> ComparisonPlan:
-    seeds = list(range(asked.seed, asked.seed + asked.repeat))
-    return ComparisonPlan(
-        name=asked.name,
-        started=now(),
-        argv=list(asked.argv),
-        seeds=seeds,
-        deadline=asked.deadline,
-        reference=reference,
-        same=asked.same,
-        price=asked.price,
-        currency=asked.currency,
-        families=[
-            PlannedFamily(
-                name=f.name,
-                path=str(f.path),
-                digest=f.digest,
-                about=f.about,
-                workload=f.workload,
-                script=f.script,
-            )
-            for f in families
-        ],
-        stacks=[_planned(one, families, chosen, reference) for one in chosen],
-        skipped=missing,
-        arms=arms_of(chosen, families, seeds, controls=not asked.tune, without=asked.without),
-        provenance=provenance(),
-        closed=asked.closed,
-        tune=asked.tune,
-        without=list(asked.without),
-    )
+    return [one for one in wanted if one.label in pythons], pythons, missing
 
 
 def _entrants(asked: CompareOptions, stacks: Mapping[str, type[Stack]]) -> list[Entrant]:
@@ -223,20 +196,22 @@ def _like(one: Entrant, chosen: Sequence[Entrant], reference: str) -> str:
 def _planned(
     one: Entrant, families: Sequence[Family], chosen: Sequence[Entrant], reference: str
 ) -> PlannedStack:
-    refusals = {family.name: one.stack.not_offered(family.name) for family in families}
+    stack = one.stack
+    refusals = {family.name: stack.not_offered(family.name) for family in families}
+    installed = environments.of(one.name, type(stack)).versions
     return PlannedStack(
         label=one.label,
         name=one.name,
         settings=one.settings,
-        ours=one.stack.ours,
-        title=one.stack.title,
-        chosen={name: _plain(value) for name, value in one.stack.chosen().items()},
-        because=because(one.name, type(one.stack)) if one.settings == "tuned" else "",
-        versions=_versions(one),
-        fidelity=list(one.stack.fidelity()),
-        ranks_beside=max(one.stack.provisioned(f.job(0, Path())) - f.workload[1] for f in families),
+        ours=stack.ours,
+        title=stack.title,
+        chosen={name: _plain(value) for name, value in stack.chosen().items()},
+        because=because(one.name, type(stack)) if one.settings == "tuned" else "",
+        versions=versions() if stack.requirements is None else dict(installed),
+        fidelity=list(stack.fidelity()),
+        ranks_beside=max(stack.provisioned(f.job(0, Path())) - f.workload[1] for f in families),
         not_offered={name: why for name, why in refusals.items() if why is not None},
-        way=one.stack.way,
+        way=stack.way,
         against=_like(one, chosen, reference),
     )
 
@@ -245,51 +220,20 @@ def _plain(value: object) -> object:
     return value if isinstance(value, bool | int | float | str) or value is None else str(value)
 
 
-def _pythons(chosen: Sequence[Entrant]) -> tuple[dict[str, Path], dict[str, str]]:
-    """(label -> interpreter, label -> why there is none)."""
-    pythons, missing = {}, {}
-    for one in chosen:
-        if one.stack.requirements is None:
-            pythons[one.label] = Path(sys.executable)
-            continue
-        python = environments.python_of(one.name, type(one.stack))
-        if python is None:
-            missing[one.label] = f"it is not installed: chaos stacks install {one.name}"
-        else:
-            pythons[one.label] = python
-    return pythons, missing
-
-
-def _versions(one: Entrant) -> dict[str, str]:
-    if one.stack.requirements is None:
-        return versions()
-    return dict(environments.versions_of(one.name, type(one.stack)))
-
-
 def as_planned(plan: ComparisonPlan, *, skip_missing: bool) -> CompareOptions:
     """The options from which a plan was made."""
     again = f"{plan.reference} {AGAIN}"
+    labels = [f"{s.name}:{s.settings}" for s in plan.stacks if s.label != again and not plan.tune]
+    same = ("name", "deadline", "same", "price", "currency", "argv", "closed", "tune", "without")
     return CompareOptions(
-        name=plan.name,
+        **{name: getattr(plan, name) for name in same},
         scenarios=[Path(family.path) for family in plan.families],
-        stacks=[
-            f"{stack.name}:{stack.settings}"
-            for stack in plan.stacks
-            if stack.label != again and not plan.tune
-        ],
+        stacks=labels,
         settings="default",
         repeat=len(plan.seeds),
         seed=plan.seeds[0],
-        deadline=plan.deadline,
         against="" if plan.tune else plan.reference.replace(" ", ":"),
-        same=plan.same,
-        price=plan.price,
-        currency=plan.currency,
         skip_missing=skip_missing or bool(plan.skipped),
-        argv=plan.argv,
-        closed=plan.closed,
-        tune=plan.tune,
-        without=plan.without,
     )
 
 
@@ -332,13 +276,9 @@ def resumed(old: ComparisonPlan, new: ComparisonPlan, *, accepted: bool) -> Comp
 
 def set_aside(directory: Directory) -> Path:
     """Rename a comparison's directory, adding its start time. Raises InfrastructureError."""
-    began = slug(directory.read_plan().started)
-    for number in range(100):
-        place = directory.root.with_name(
-            f"{directory.root.name}.{began}{f'.{number}' if number else ''}"
-        )
-        if not place.exists():
-            break
+    place = directory.root.with_name(f"{directory.root.name}.{slug(directory.read_plan().started)}")
+    while place.exists():
+        place = place.with_name(f"{place.name}.again")
     try:
         directory.root.rename(place)
     except OSError as error:

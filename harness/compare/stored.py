@@ -7,27 +7,26 @@ Nothing ensured equal conditions, so all differences besides the stack are repor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.events.budget import Budget
-from trainchaos.chaos.events.log import Kind
-from trainchaos.chaos.scenario.model import Cell, ResolvedRun
-from trainchaos.harness.compare.plan.directory import Directory, differences
-from trainchaos.harness.compare.play import now
+from trainchaos.chaos.events.log import Kind, Log
+from trainchaos.chaos.scenario.model import Cell
+from trainchaos.harness.compare.plan.directory import Directory, differences, now
 from trainchaos.harness.compare.result import summary
-from trainchaos.harness.compare.result.at_rest import at_rest
-from trainchaos.harness.compare.result.believed import ArmRecord
 from trainchaos.harness.compare.result.gather import gather
-from trainchaos.harness.compare.result.model import Comparison, FaultFreeSummary, StackInfo
-from trainchaos.harness.compare.result.runs import log_in
-from trainchaos.harness.compare.result.trials import TrialSource, trial_of
+from trainchaos.harness.compare.result.model import Comparison, StackInfo
+from trainchaos.harness.compare.result.records import ArmRecord, log_in
+from trainchaos.harness.compare.result.trials import trial_of
 from trainchaos.harness.host.rundir import RunDirectory, arm_id, open_run, read_resolved
 from trainchaos.harness.judge.evidence.expected import refuse_wrong_params
 from trainchaos.harness.judge.measure.labels import CellIdentity, labels
+from trainchaos.harness.judge.record.history import History
 from trainchaos.harness.judge.record.lineage import history_of
-from trainchaos.harness.judge.results import ArmResult, Results
+from trainchaos.harness.judge.results import Results
 from trainchaos.harness.judge.verdict.judge import judge_whole
 
 MAKES_THE_JOB = (
@@ -70,7 +69,7 @@ def compare_stored(
         families=families,
         trials=trials,
         cells=summary.cells_of(labels, list(families), trials, bare=None, not_offered={}),
-        ratios=summary.ratios_of(trials, labels[0], seed=trials[0].seed),
+        ratios=summary.ratios_of(trials, labels[0]),
         reference=labels[0],
         price=price,
         currency=currency,
@@ -83,101 +82,84 @@ def compare_stored(
 
 def _part(path: Path) -> Comparison:
     """One of the compared directories by itself; of a run without what needs others."""
-    directory = Directory(path)
-    if directory.plan.is_file():
-        return gather(directory)
-    run = open_run(path)
-    return _of_run(path, run, judge_whole(run))
+    if Directory(path).plan.is_file():
+        return gather(Directory(path))
+    return _of_run(path, open_run(path))
 
 
-def _of_run(path: Path, run: RunDirectory, results: Results) -> Comparison:
-    resolved = read_resolved(run)
+def _of_run(path: Path, run: RunDirectory) -> Comparison:
+    """A control, an arm without faults and one that was cut short are no trial."""
+    results, resolved, budget = judge_whole(run), read_resolved(run), Budget()
     refuse_wrong_params(resolved, run.resolved)
     cells = {cell.id: cell for cell in resolved.cells if cell.exact_for is None}
     names = labels(
         CellIdentity(id=c.id, strategy=_program(c), params=c.params) for c in cells.values()
     )
-    trials, stacks, families, cautions = [], {}, {}, []
-    logs: dict[str, list[TrialSource]] = {}
+    known: dict[str, tuple[list[History], list[History]]] = {}
+    trials, stacks, cautions = [], {}, []
     for arm in results.arms:
         cell = cells.get(arm.cell)
-        source = _source(path, run, arm, cell, names[cell.id], resolved) if cell else None
-        if source is None or cell is None:
+        log = log_in(run.events(arm.id), budget) if cell else None
+        if cell is None or log is None or not cell.scenario.faults or arm.arm != "faulted":
             continue
-        trials.append(trial_of(source))
-        cautions += [
-            f"the record of {source.run} cannot be what happened: {why}"
-            for why in source.contradictions
-        ]
-        cautions += [f"{source.run}: {said}" for said in source.against]
-        families[source.family] = source.family
-        stacks[source.label] = _info(source.label, cell, results)
-        logs.setdefault(source.label, []).append(source)
+        if arm.outcome in ("broken", "interrupted"):
+            continue
+        record = partial(ArmRecord, resolved=resolved, cell=cell, repeat=arm.repeat)
+        label, control_id = names[cell.id], arm_id(arm.cell, arm.repeat, "control")
+        paired = cell.scenario.baseline == "paired"
+        control = log_in(run.events(control_id), budget) if paired else None
+        own = record(log=log, control=control)
+        control, against = _credible(control, record)
+        trial = trial_of(
+            log,
+            control,
+            contradictions=own.contradictions,
+            against=against,
+            label=label,
+            family=" + ".join(sorted({fault.kind for fault in cell.scenario.faults})),
+            seed=arm.seed,
+            run=f"{path}/events/{arm.id}",
+            control_run=f"{path}/events/{control_id}" if control else "",
+            verdict=arm.outcome,
+            reproduce=f"chaos analyze {path}",
+        )
+        trials.append(trial)
+        stacks[label] = _info(label, cell, results)
+        why = f"the record of {trial.run} cannot be what happened: "
+        cautions += [*(why + one for one in own.contradictions)]
+        cautions += [f"{trial.run}: {note}" for note in against]
+        controls, faulted = known.setdefault(label, ([], []))
+        controls += [history_of(control)] if control is not None else []
+        faulted += [history_of(log)] if not own.contradictions else []
+    at_rest = (summary.at_rest(label, *arms, beside=0) for label, arms in known.items())
     return Comparison(
         name=results.run_id,
         stacks=list(stacks.values()),
         trials=trials,
-        families=families,
+        families={trial.family: trial.family for trial in trials},
         machine=results.system,
         workload=results.workload,
         fidelity=results.fidelity,
         started=results.started,
         cautions=cautions,
-        at_rest=[
-            one for label, sources in logs.items() if (one := _at_rest(label, sources)) is not None
-        ],
+        at_rest=[one for one in at_rest if one is not None],
     )
 
 
-def _at_rest(label: str, sources: Sequence[TrialSource]) -> FaultFreeSummary | None:
-    controls = [history_of(source.control) for source in sources if source.control is not None]
-    faulted = [history_of(source.log) for source in sources if not source.contradictions]
-    return at_rest(label, controls, faulted, beside=0)
-
-
-def _source(
-    path: Path, run: RunDirectory, arm: ArmResult, cell: Cell, label: str, resolved: ResolvedRun
-) -> TrialSource | None:
-    """A trial's source; None for a control, an arm without faults, or one that was cut short."""
-    kinds = sorted({fault.kind for fault in cell.scenario.faults})
-    budget = Budget()
-    log = log_in(run.events(arm.id), budget)
-    if arm.arm != "faulted" or not kinds or log is None or arm.outcome in ("broken", "interrupted"):
-        return None
-    control_id = arm_id(arm.cell, arm.repeat, "control")
-    control = log_in(run.events(control_id), budget) if cell.scenario.baseline == "paired" else None
-    own = ArmRecord(log=log, resolved=resolved, cell=cell, repeat=arm.repeat, control=control)
-    other = None
-    if control is not None and control.first(Kind.RUN_STARTED) is not None:
-        other = ArmRecord(
-            log=control, resolved=resolved, cell=cell, repeat=arm.repeat, arm="control"
-        )
-    if other is not None and other.contradictions:
-        control = None
-    return TrialSource(
-        label=label,
-        family=" + ".join(kinds),
-        seed=arm.seed,
-        log=log,
-        control=control,
-        ideal=control,
-        run=f"{path}/events/{arm.id}",
-        control_run=f"{path}/events/{control_id}" if control else "",
-        verdict=arm.outcome,
-        reproduce=f"chaos analyze {path}",
-        contradictions=own.contradictions,
-        against=other.left_out_as("its control") if other is not None else (),
-    )
+def _credible(
+    control: Log | None, record: Callable[..., ArmRecord]
+) -> tuple[Log | None, list[str]]:
+    """(the control, None if it cannot be what happened; what there is to say about it)."""
+    if control is None or control.first(Kind.RUN_STARTED) is None:
+        return control, []
+    other = record(log=control, arm="control")
+    return None if other.contradictions else control, other.notes("its control", failures=False)
 
 
 def _program(cell: Cell) -> str:
     """The strategy, or the program of a command."""
-    scenario = cell.scenario
-    return (
-        scenario.workload.title
-        if scenario.workload.command is not None
-        else scenario.recovery.strategy
-    )
+    workload = cell.scenario.workload
+    return workload.title if workload.command is not None else cell.scenario.recovery.strategy
 
 
 def _info(label: str, cell: Cell, results: Results) -> StackInfo:

@@ -18,9 +18,7 @@ from trainchaos.harness.compare.environments.stack import Stack, Value
 from trainchaos.harness.compare.environments.tuned import Sweep, TriedOptions
 from trainchaos.harness.compare.plan.directory import ComparisonPlan
 from trainchaos.harness.compare.plan.plan import Entrant
-from trainchaos.harness.compare.result.model import Trial
-from trainchaos.harness.compare.result.outcome import FOR_EVER
-from trainchaos.harness.compare.result.summary import SAYS_NOTHING
+from trainchaos.harness.compare.result.model import FOR_EVER, SAYS_NOTHING, Trial
 
 FIRST_SEED = 9001
 """First seed of a sweep; those of a comparison begin at 1."""
@@ -45,14 +43,10 @@ def candidates(name: str, kind: type[Stack]) -> list[Entrant]:
         raise ScenarioError(
             f"--tune {name}: {len(made)} combinations", hint=f"at most {MOST}: try fewer values"
         )
+    stacks = [kind("tuned", values=values) for values in made]
     return [
-        Entrant(
-            label=f"{name} try {number:02}",
-            name=name,
-            settings="tuned",
-            stack=kind("tuned", values=values),
-        )
-        for number, values in enumerate(made, start=1)
+        Entrant(label=f"{name} try {number:02}", name=name, settings="tuned", stack=stack)
+        for number, stack in enumerate(stacks, start=1)
     ]
 
 
@@ -62,23 +56,22 @@ def sweep_of(
     """Result of a finished sweep's trials. Raises ScenarioError if no candidate survived every
     family.
     """
-    tried = [
-        _tried(
-            plan, [trial for trial in trials if trial.label == entrant.label], entrant.stack.values
-        )
-        for entrant in candidates(plan.tune, kind)
-    ]
+    tried = []
+    for entrant in candidates(plan.tune, kind):
+        mine = [trial for trial in trials if trial.label == entrant.label]
+        tried.append(_tried(plan, sorted(mine, key=lambda one: one.seed), entrant.stack.values))
     best = min(tried, key=lambda one: (math.isinf(one.score), one.lost, one.score))
     if math.isinf(best.score):
         raise ScenarioError(
             f"--tune {plan.tune}: none of {len(tried)} combinations survived every family",
             hint="the report of the sweep has the witness of each",
         )
+    cores, processor = (plan.provenance.get(name, "unknown") for name in ("cores", "processor"))
     return Sweep(
         stack=plan.tune,
         made=finished,
         commit=str(plan.provenance.get("commit") or ""),
-        machine=_machine(plan.provenance),
+        machine=f"{cores} cores, {processor}",
         versions=plan.stacks[0].versions,
         families=[family.name for family in plan.families],
         seeds=plan.seeds,
@@ -91,22 +84,15 @@ def sweep_of(
 def _tried(
     plan: ComparisonPlan, trials: Sequence[Trial], values: Mapping[str, Value]
 ) -> TriedOptions:
-    found = {
-        family.name: sorted(
-            (one for one in trials if one.family == family.name), key=lambda one: one.seed
-        )
-        for family in plan.families
-    }
-    times = {name: [_time(one) for one in mine] for name, mine in found.items()}
+    known = {f.name: [one for one in trials if one.family == f.name] for f in plan.families}
+    times = {name: [_time(one) for one in mine] for name, mine in known.items()}
+    finite = sum(math.isfinite(time) for mine in times.values() for time in mine)
     return TriedOptions(
         values=dict(values),
-        outcomes={name: [one.outcome for one in mine] for name, mine in found.items()},
+        outcomes={name: [one.outcome for one in mine] for name, mine in known.items()},
         recovery=times,
         score=score(list(times.values())),
-        lost=sum(
-            len(plan.seeds) - sum(1 for time in mine if math.isfinite(time))
-            for mine in times.values()
-        ),
+        lost=len(plan.seeds) * len(plan.families) - finite,
     )
 
 
@@ -121,12 +107,6 @@ def score(times: Sequence[Sequence[float]]) -> float:
 
 
 def _time(trial: Trial) -> float:
-    if trial.outcome in FOR_EVER or trial.outcome in SAYS_NOTHING:
+    if trial.outcome in FOR_EVER | SAYS_NOTHING:
         return math.inf
     return 0.0 if trial.recovery is None else trial.recovery
-
-
-def _machine(provenance: Mapping[str, object]) -> str:
-    return (
-        f"{provenance.get('cores', '?')} cores, {provenance.get('processor', 'unknown processor')}"
-    )

@@ -79,31 +79,20 @@ def baseline_of(run: RunDirectory, results: Results) -> Baseline:
             hint="save one of a run that came to its end",
         )
     scenarios = {cell.id: cell for cell in read_resolved(run).cells}
-    cells = {
-        cell.id: BaselineCell(
-            strategy=cell.strategy,
-            test=test_of(scenarios[cell.id]),
-            metrics={
-                name: metric
-                for name, metric in cell.metrics.items()
-                if metric.values and _one_way(name)
-            },
-        )
-        for cell in results.timed
-    }
+    cells = {}
+    for cell in results.timed:
+        kept = {n: m for n, m in cell.metrics.items() if m.values and _one_way(n)}
+        test = test_of(scenarios[cell.id])
+        cells[cell.id] = BaselineCell(strategy=cell.strategy, test=test, metrics=kept)
     if not any(cell.metrics for cell in cells.values()):
         raise BaselineError(f"{run.root} is not a baseline: it has no value of any metric")
     system = results.system
+    same = ("scenario", "run_id", "started", "seed", "verdict", "simulated")
     made = Baseline(
-        scenario=results.scenario,
-        run_id=results.run_id,
-        started=results.started,
-        seed=results.seed,
-        verdict=results.verdict,
+        **{name: getattr(results, name) for name in same},
         machine={name: system.get(name) for name in ("host", *MACHINE)},
         versions={name: str(version) for name, version in dict(system.get("versions", {})).items()},
         cells=cells,
-        simulated=results.simulated,
         root=results.seal.root,
     )
     return made.model_copy(update={"digest": _digest(made.model_dump(mode="json"))})

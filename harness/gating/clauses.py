@@ -72,7 +72,7 @@ def decide(
 
 
 def by_bounds(
-    bounds: tuple[float | None, ...],
+    bounds: tuple[float | None, float | None],
     clock: float,
     unit: str,
     known: str,
@@ -83,20 +83,16 @@ def by_bounds(
     allowed; None: they show nothing. ``clock``: largest error of the values; ``strict``: being at
     the limit breaks it.
     """
-
     low, high = bounds
 
     def breaks(excess: float) -> bool:
         return excess >= 0 if strict else excess > 0
 
-    def holds(excess: float) -> bool:
-        return excess < 0 if strict else excess <= 0
-
     if low is not None and breaks(low - clock):
         return ClauseDecision(verdict="fail", detail=known)
-    if high is not None and holds(high + clock):
+    if high is not None and not breaks(high + clock):
         return ClauseDecision(verdict="pass", detail=known)
-    if (low is not None and breaks(low)) or (high is not None and holds(high)):
+    if (low is not None and breaks(low)) or (high is not None and not breaks(high)):
         return ClauseDecision(verdict="inconclusive", detail=f"{known}; {_blurred(clock, unit)}")
     return None
 
@@ -187,8 +183,9 @@ class _Side:
         known += f" {', '.join(parts)}, n={counted(n, self.sla.of_arms)}" if parts else ""
         if high is None:
             known += f"{',' if parts else ':'} {_no_bound(n, fewest)}"
-        beyond = (None if one is None else self.excess(one) for one in (low, high))
-        settled = by_bounds(tuple(beyond), self.clock, self.unit, known, strict=self.strict)
+        least_by, most_by = (None if end is None else self.excess(end) for end in (low, high))
+        bounds = (least_by, most_by)
+        settled = by_bounds(bounds, self.clock, self.unit, known, strict=self.strict)
         if settled is not None:
             return settled
         broken = sum(map(self.breaks, values))

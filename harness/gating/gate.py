@@ -10,13 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
 from trainchaos.chaos.files import write_json
 from trainchaos.chaos.stats import LEVEL
-from trainchaos.chaos.units import COUNT_UNITS
+from trainchaos.chaos.units import COUNT_UNITS, plural
 from trainchaos.harness.gating.baseline import Baseline
 from trainchaos.harness.gating.clauses import ClauseDecision, decide, is_statistical
 from trainchaos.harness.gating.looks import ONE, Looks
@@ -88,8 +88,7 @@ class BaselineComparison:
     warnings: Sequence[str] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Pair:
+class _Pair(NamedTuple):
     """A metric of one cell, in the run and in the baseline."""
 
     cell: str
@@ -188,7 +187,7 @@ def as_text(decided: GateResult, source: str) -> str:
 
 def _notes(looks: Looks, family: int, share: float, cells: int) -> list[str]:
     """Notes on the level, and on an extension of the run."""
-    over = f"{_of(family, 'clause')} that chance can break, in {_of(cells, 'cell')}"
+    over = f"{plural(family, 'clause')} that chance can break, in {plural(cells, 'cell')}"
     known = (
         f"red by chance in at most {100 * looks.level:.3g} % of such gates: {100 * share:.3g} % for"
         f" each of {over}"
@@ -204,14 +203,15 @@ def _seen(pairs: Sequence[_Pair], share: float) -> list[str]:
     """
     least: dict[str, float] = {}
     for pair in (one for one in pairs if one.then.unit not in COUNT_UNITS):
-        found = least_seen(pair.now, pair.then, pair.tolerance, share)
-        if found is not None:
-            least[pair.name] = max(found, least.get(pair.name, 0.0))
-    known = [f"{name} by {_percents(by)}" for name, by in least.items() if math.isfinite(by)]
-    blind = [name for name, by in least.items() if math.isinf(by)]
+        change = least_seen(pair.now, pair.then, pair.tolerance, share)
+        if change is not None:
+            least[pair.name] = max(change, least.get(pair.name, 0.0))
+    # rounded up, as the smaller change would be seen less often
+    shown = {name: math.ceil(100 * by - 1e-9) for name, by in least.items() if math.isfinite(by)}
+    blind = [name for name in least if name not in shown]
     notes = []
-    if known:
-        first, *others = known
+    if shown:
+        first, *others = (f"{name} by {percent} %" for name, percent in shown.items())
         said = f"a change for the worse of {first} or more would be seen {round(10 * SEEN)} times"
         notes.append(f"{said} of 10{''.join(f', of {one}' for one in others)}")
     if blind:
@@ -219,38 +219,22 @@ def _seen(pairs: Sequence[_Pair], share: float) -> list[str]:
     return notes
 
 
-def _percents(share: float) -> str:
-    """Rounded up, as the smaller change would be seen less often."""
-    return f"{math.ceil(100 * share - 1e-9)} %"
-
-
 def _settled(verdict: str, clauses: Sequence[GateClause]) -> list[str]:
     """Note on how many repeats would settle all open clauses, if any number would."""
-    left = [
-        clause
-        for clause in clauses
-        if clause.severity == "fail" and clause.verdict == "inconclusive"
-    ]
-    wanted = [clause.repeats for clause in left]
+    hard = [clause for clause in clauses if clause.severity == "fail"]
+    left = [clause for clause in hard if clause.verdict == "inconclusive"]
     if verdict != "inconclusive" or not left:
         return []
-    numbers = [number for number in wanted if number is not None]
-    if len(numbers) < len(wanted):
-        return [
-            f"{len(wanted) - len(numbers)} of {_of(len(left), 'open clause')} would be settled by"
-            " no number of repeats"
-        ]
-    both = (
-        " here and in the baseline" if any(clause.against == "baseline" for clause in left) else ""
-    )
-    return [
-        f"needs --repeat {max(numbers)}{both} for all of {_of(len(left), 'open clause')}, in a"
-        " separate run"
-    ]
+    numbers = [clause.repeats for clause in left if clause.repeats is not None]
+    count = plural(len(left), "open clause")
+    if len(numbers) < len(left):
+        return [f"{len(left) - len(numbers)} of {count} would be settled by no number of repeats"]
+    both = _both(any(clause.against == "baseline" for clause in left))
+    return [f"needs --repeat {max(numbers)}{both} for all of {count}, in a separate run"]
 
 
-def _of(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+def _both(baseline: bool) -> str:
+    return " here and in the baseline" if baseline else ""
 
 
 def _sla(results: Results, sla: SlaResult, share: float, level: float, repeats: int) -> GateClause:
@@ -273,21 +257,17 @@ def _sla(results: Results, sla: SlaResult, share: float, level: float, repeats: 
 def _compared(pair: _Pair, share: float, level: float, repeats: int) -> GateClause:
     decision = compare(pair.now, pair.then, pair.tolerance, share or LEVEL, level or LEVEL)
     decision = decision if level else _nothing_left(decision)
+    now = pair.now
     facts = {
         "cell": pair.cell,
         "metric": pair.name,
         "clause": f"no worse than the baseline{pair.tolerance.words}",
         "severity": "fail",
-        "observed": pair.now.median,
-        "unit": pair.now.unit,
-        "values": pair.now.values,
-        "line": None,
-        "arms": pair.now.arms,
-        "of": pair.now.of,
-        "of_arms": pair.now.of_arms,
+        "observed": now.median,
+        "against": "baseline",
+        **{name: getattr(now, name) for name in ("unit", "values", "arms", "of", "of_arms")},
     }
-    arms = len(per_arm(pair.now.values, pair.now.arms))
-    return _clause({**facts, "against": "baseline"}, decision, arms, repeats)
+    return _clause(facts, decision, len(per_arm(now.values, now.arms)), repeats)
 
 
 def _nothing_left(decision: ClauseDecision) -> ClauseDecision:
@@ -303,7 +283,7 @@ def _clause(facts: dict[str, Any], decision: ClauseDecision, n: int, repeats: in
     detail = decision.detail
     if decision.needed is not None and n:
         wanted = max(repeats + 1, math.ceil(decision.needed * repeats / n))
-        both = " here and in the baseline" if facts.get("against") == "baseline" else ""
+        both = _both(facts.get("against") == "baseline")
         sure = "if none breaks it" if decision.surely else "in 4 of 5 cases"
         detail += f"; needs n={decision.needed}: --repeat {wanted}{both} would settle it {sure}"
     return GateClause(**{**facts, "verdict": decision.verdict, "detail": detail, "repeats": wanted})
@@ -325,7 +305,7 @@ def _pairs(results: Results, against: BaselineComparison) -> tuple[list[_Pair], 
                 continue
             tolerance = against.tolerances.get(name, tolerance_of(then.unit))
             now = now or summarise(name, [])
-            pairs.append(_Pair(cell=cell.id, name=name, now=now, then=then, tolerance=tolerance))
+            pairs.append(_Pair(cell.id, name, now, then, tolerance))
     gone = sorted(before.keys() - {cell.id for cell in results.cells})
     return pairs, warnings + [f"{name} of the baseline did not run" for name in gone]
 
@@ -341,13 +321,11 @@ def _verdict(
         return results.verdict, results.reason
     hard = [clause for clause in clauses if clause.severity == "fail"]
     found = [
-        (f"{cell.id}: {name}: {f.witness}", f)
+        (f"{cell.id}: {name}: {f.witness}", f.verdict)
         for cell in results.cells
         for name, f in cell.invariants.items()
     ]
-    verdict = merge(
-        [*(clause.verdict for clause in hard), *(finding.verdict for _, finding in found)]
-    )
+    verdict = merge([*(clause.verdict for clause in hard), *(each for _, each in found)])
     other = _other_reason(results)
     if verdict == "pass" and other:
         return "inconclusive", other
@@ -360,17 +338,12 @@ def _verdict(
     to_blame = [clause for clause in hard if clause.verdict == verdict]
     if to_blame:
         # of open ones the one that needs most: repeats that settle another leave this one open
-        worst = to_blame[0] if verdict == "fail" else max(to_blame, key=_needs)
+        needs = [math.inf if c.repeats is None else c.repeats for c in to_blame]
+        worst = to_blame[0 if verdict == "fail" else needs.index(max(needs))]
         where = f"{worst.cell}: " if len(results.cells) > 1 else ""
         return verdict, where + sla_line(worst, results.source)
-    return verdict, next(
-        (text for text, finding in found if finding.verdict == verdict), other or results.reason
-    )
-
-
-def _needs(clause: GateClause) -> float:
-    """How many repeats settle an open clause; infinite if no number does."""
-    return math.inf if clause.repeats is None else clause.repeats
+    witness = (text for text, each in found if each == verdict)
+    return verdict, next(witness, other or results.reason)
 
 
 def _other_reason(results: Results) -> str:
@@ -378,12 +351,8 @@ def _other_reason(results: Results) -> str:
     not run, or nothing checked.
     """
     for cell in results.cells:
-        hard = [
-            sla.verdict for sla in results.slas if sla.cell == cell.id and sla.severity == "fail"
-        ]
-        merged = merge([*hard, *(finding.verdict for finding in cell.invariants.values())])
-        if cell.verdict == "inconclusive" and merged == "pass":
-            return f"{cell.id}: {cell.reason}"
-        if not hard and not cell.invariants:
+        hard = [s.verdict for s in results.slas if s.cell == cell.id and s.severity == "fail"]
+        checked = [*hard, *(finding.verdict for finding in cell.invariants.values())]
+        if not checked or (cell.verdict == "inconclusive" and merge(checked) == "pass"):
             return f"{cell.id}: {cell.reason}"
     return ""

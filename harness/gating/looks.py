@@ -12,6 +12,7 @@ The looks at a run are kept beside it, in ``looks.json``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from pydantic import Field
 
@@ -23,6 +24,7 @@ from trainchaos.harness.judge.figures import Model
 from trainchaos.harness.judge.results import Results
 
 MOST_LOOKS = 20
+FILE = "looks.json"
 
 
 class LookError(ChaosError):
@@ -66,7 +68,7 @@ class Looks(Model):
         number = len(self.looks)
         how = f"look {number} of {self.planned} planned"
         if self.extended:
-            before, now = (_count(self.looks[at]) for at in (0, -1))
+            before, now = (sum(map(len, self.looks[at].arms.values())) for at in (0, -1))
             how = f"extended from {before} to {now} arms: {how}"
         if self.spent:
             return (
@@ -85,7 +87,8 @@ def look(run: RunDirectory, results: Results, planned: int | None) -> Looks:
     Raises LookError if the first look planned another number or the record cannot be read, and
     InfrastructureError if the disk refuses.
     """
-    before = _seen(run, arms_of(results))
+    arms = arms_of(results)
+    before = _seen(run, arms)
     if before is not None and planned not in (None, before.planned):
         raise LookError(
             f"{run.root} was looked at with {before.planned} looks planned: the plan cannot be"
@@ -93,10 +96,9 @@ def look(run: RunDirectory, results: Results, planned: int | None) -> Looks:
             hint="leave --looks out, or play a new run",
         )
     looks = before or Looks(planned=planned or 1)
-    arms = arms_of(results)
     if not looks.looks or looks.looks[-1].arms != arms:
         looks = looks.model_copy(update={"looks": [*looks.looks, InterimLook(arms=arms)]})
-        write_json(run.root / "looks.json", looks, "free disk space")
+        write_json(run.root / FILE, looks, "free disk space")
     return looks
 
 
@@ -105,26 +107,26 @@ def note(run: RunDirectory, results: Results) -> None:
     were added since, nothing else would show it afterwards. An unreadable record is left for the
     gate to refuse. Raises InfrastructureError if the disk refuses.
     """
-    try:
-        seen, before = _seen(run, arms_of(results)), _read(run)
-    except LookError:
-        return
-    if seen is not None and seen != before:
-        write_json(run.root / "looks.json", seen, "free disk space")
+    with suppress(LookError):
+        seen = _seen(run, arms_of(results))
+        if seen is not None and seen != _read(run):
+            write_json(run.root / FILE, seen, "free disk space")
 
 
 def _seen(run: RunDirectory, now: Mapping[str, Sequence[int]]) -> Looks | None:
     """Looks before one at these arms: from the record, plus the stored results of fewer arms, which
     count as seen when the run was played.
     """
-    before, stored = _read(run), _results_before(run)
-    if not stored or not _grew(stored, now):
+    before = _read(run)
+    try:
+        stored = arms_of(read_model(run.results, Results))
+    except (OSError, ValueError):
         return before
-    if before is None:
-        return Looks(planned=1, looks=[InterimLook(arms=stored)])
-    if before.looks and not _grew(before.looks[-1].arms, stored):
+    looks = before.looks if before is not None else []
+    if not _grew(stored, now) or (looks and not _grew(looks[-1].arms, stored)):
         return before
-    return before.model_copy(update={"looks": [*before.looks, InterimLook(arms=stored)]})
+    planned = before.planned if before is not None else 1
+    return Looks(planned=planned, looks=[*looks, InterimLook(arms=stored)])
 
 
 def arms_of(results: Results) -> dict[str, list[int]]:
@@ -135,24 +137,12 @@ def arms_of(results: Results) -> dict[str, list[int]]:
     }
 
 
-def _count(one: InterimLook) -> int:
-    return sum(map(len, one.arms.values()))
-
-
 def _grew(before: Mapping[str, Sequence[int]], now: Mapping[str, Sequence[int]]) -> bool:
     return any(set(repeats) - set(before.get(cell, ())) for cell, repeats in now.items())
 
 
-def _results_before(run: RunDirectory) -> dict[str, list[int]] | None:
-    """The arms of the stored results, which count as seen."""
-    try:
-        return arms_of(read_model(run.results, Results))
-    except (OSError, ValueError):
-        return None
-
-
 def _read(run: RunDirectory) -> Looks | None:
-    path = run.root / "looks.json"
+    path = run.root / FILE
     try:
         return read_model(path, Looks)
     except FileNotFoundError:

@@ -13,13 +13,14 @@ import secrets
 import sys
 from pathlib import Path
 
-from trainchaos.harness.peers.launching import PeerLauncher, free_port, job_of_environment, listens
+from trainchaos.harness.host.processes import listens
+from trainchaos.harness.peers.supervise import PeerLauncher, free_ports, job_of_environment
 
 
 def main() -> int:
     """The exit code of the agent."""
     job = job_of_environment()
-    name, port = f"job-{secrets.token_hex(6)}", free_port()
+    name, port = f"job-{secrets.token_hex(6)}", free_ports(1)
     env = os.environ | {"DLROVER_MASTER_ADDR": f"127.0.0.1:{port}", "ELASTIC_JOB_NAME": name}
     with PeerLauncher(leftovers(name)) as launcher:
         master = launcher.start(master_command(name, port), env)

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from trainchaos.harness.peers.launching import PeerLauncher, job_of_environment
+from trainchaos.harness.peers.supervise import PeerLauncher, job_of_environment
 
 
 def main() -> int:

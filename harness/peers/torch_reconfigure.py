@@ -32,8 +32,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainchaos.harness.peers.common import Training
-from trainchaos.harness.peers.launching import LOOK_S, START_LIMIT_S, job_of_environment
-from trainchaos.harness.peers.supervise import HOST, PeerSupervisor, rank_environments, say
+from trainchaos.harness.peers.supervise import (
+    HOST,
+    LOOK_S,
+    START_LIMIT_S,
+    PeerSupervisor,
+    job_of_environment,
+    rank_environments,
+    say,
+)
 from trainchaos.harness.script.processes.guard import kill, stat
 
 c10d: Any = dist

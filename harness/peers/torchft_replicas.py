@@ -18,8 +18,12 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from trainchaos.harness.peers.launching import job_of_environment
-from trainchaos.harness.peers.supervise import HOST, PeerSupervisor, free_ports
+from trainchaos.harness.peers.supervise import (
+    HOST,
+    PeerSupervisor,
+    free_ports,
+    job_of_environment,
+)
 
 
 def main() -> None:

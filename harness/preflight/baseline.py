@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from trainchaos.chaos.errors import EXIT_USAGE, ChaosError
 from trainchaos.chaos.files import read_model, reason
 from trainchaos.harness.launch.devices import cuda_devices, processor
-from trainchaos.harness.preflight.checks.findings import Rate
+from trainchaos.harness.preflight.check import Rate
 from trainchaos.recovery.health.estimates import median
 
 REPEATS = 5

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from trainchaos.chaos.errors import EXIT_FAIL, EXIT_PASS, EXIT_SKIPPED
-from trainchaos.harness.preflight.checks.findings import Findings
+from trainchaos.harness.preflight.check import Findings
 from trainchaos.harness.preflight.preflight import fit
 from trainchaos.recovery.process.processes import die_with
 

@@ -1,34 +1,53 @@
 """The places of this machine, a process each: asked to measure, and gone afterwards.
 
 A device that hangs holds up whoever asks it, so that nothing is measured in the process that
-judges: it asks over a socket, waits for a stated time, and kills whoever has not answered.
+judges: it asks over a socket, waits for a stated time, and kills whoever has not answered. The fork
+server loads ``start``, which takes orders, measures, and answers.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from signal import SIGKILL
+from typing import Any, NoReturn
 
 from trainchaos.harness.launch.devices import cuda_devices
-from trainchaos.harness.preflight import worker
-from trainchaos.harness.preflight.checks.check import Answer, Task
+from trainchaos.harness.preflight.check import SERVE, Answer, Check, Measured, Task
+from trainchaos.harness.preflight.checks import PLACE_CHECKS
+from trainchaos.harness.preflight.links import AllReduce, Bandwidth
+from trainchaos.recovery.process import processes
 from trainchaos.recovery.process.forkserver import ForkServer
 from trainchaos.recovery.process.local import (
     Children,
     Exited,
     MessageReceived,
     rank_environment,
+    start_store,
 )
-from trainchaos.recovery.process.processes import become_subreaper
+from trainchaos.recovery.transport.channel import Channel
 from trainchaos.recovery.transport.wire import Extra
 
+TOPIC = "preflight"
+ALL_CHECKS: tuple[Check, ...] = (*PLACE_CHECKS, Bandwidth(), AllReduce())
+CHECKS: Mapping[str, Check] = {check.name: check for check in ALL_CHECKS}
+MODULES = (
+    "torch",
+    "torch.distributed",
+    "trainchaos.recovery.collectives.group",
+    "trainchaos.harness.preflight.places",
+)
+"""What the fork server imports once for all places."""
+ENTRY = "trainchaos.harness.preflight.places:start"
+MOST_WORDS = 400
 CPU_PLACES = 4
 """Emulated places where there is no GPU: as few as can tell which of a slow pair is slow."""
 POLL_S = 0.1
@@ -51,11 +70,11 @@ class Places:
     """
 
     def __init__(self, names: Sequence[str], *, limit_s: float) -> None:
-        become_subreaper()
+        processes.become_subreaper()
         self._number = 0
         self._ended: dict[str, str] = {}
         self.pids: dict[str, int] = {}
-        self._server = ForkServer(worker.ENTRY, worker.MODULES, rank_environment())
+        self._server = ForkServer(ENTRY, MODULES, rank_environment())
         self._children = Children()
         config = json.dumps({"parent": os.getpid()}).encode()
         try:
@@ -76,7 +95,7 @@ class Places:
         for name, task in tasks.items():
             payload = {"number": self._number, "do": do, "task": asdict(task)}
             if name in self._ended or not self._children.send(
-                name, Extra(topic=worker.TOPIC, payload=payload)
+                name, Extra(topic=TOPIC, payload=payload)
             ):
                 answers[name] = self._gone(name)
         until_s = time.monotonic() + limit_s
@@ -119,3 +138,39 @@ class Places:
         if "error" in payload:
             return Answer(error=str(payload["error"]), kind=str(payload["type"]))
         return Answer(found=payload["found"])
+
+
+def start(config: bytes, control_fd: int, mark_fd: int) -> NoReturn:
+    """Answer orders until there are none: an ``Entry`` of the fork server. ``config``: JSON with
+    ``parent``, whose end ends this process.
+    """
+    born = json.loads(config)
+    processes.die_with(int(born["parent"]))
+    processes.redirect_output(Path(os.devnull))  # what is wrong is answered; libraries only chatter
+    os.close(mark_fd)
+    serve(Channel(socket.socket(fileno=control_fd)))
+    os._exit(0)  # tearing torch down takes a tenth of a second
+
+
+def serve(channel: Channel) -> None:
+    """Answer each order; an error of the measurement is an answer too."""
+    stores: list[Any] = []  # they live as long as this process
+
+    def serve_store(task: Task) -> Measured:
+        store, port = start_store(str(task.options["host"]))
+        stores.append(store)
+        return {"port": port}
+
+    measures: dict[str, Callable[[Task], Measured]] = {SERVE: serve_store}
+    measures.update({name: check.measure for name, check in CHECKS.items()})
+    while (orders := channel.receive()) is not None:
+        for order in orders:
+            if isinstance(order, Extra) and order.topic == TOPIC:
+                number, task = order.payload["number"], Task(**order.payload["task"])
+                answer: dict[str, Any] = {"number": number}
+                try:
+                    answer["found"] = measures[str(order.payload["do"])](task)
+                except Exception as error:
+                    words = str(error).strip().splitlines() or [""]
+                    answer |= {"error": words[0][:MOST_WORDS], "type": type(error).__name__}
+                channel.send(Extra(topic=TOPIC, payload=answer))

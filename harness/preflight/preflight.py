@@ -11,10 +11,8 @@ from pathlib import Path
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.harness.preflight import baseline as baselines
 from trainchaos.harness.preflight import compare
-from trainchaos.harness.preflight.checks.check import Asking
-from trainchaos.harness.preflight.checks.findings import HOST, Finding, Findings, Rate
-from trainchaos.harness.preflight.places import Places
-from trainchaos.harness.preflight.worker import CHECKS
+from trainchaos.harness.preflight.check import HOST, Asking, Finding, Findings, Rate
+from trainchaos.harness.preflight.places import CHECKS, Places
 
 QUICK = ("memory", "product")
 """Of a suspect place before it rejoins: what is wrong and not what is slow, as nothing is compared.

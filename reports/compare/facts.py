@@ -6,66 +6,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
-from types import MappingProxyType
 
 from trainchaos.chaos.units import counted
 from trainchaos.harness.compare.result.model import (
+    OUTCOMES,
     CellSummary,
     Comparison,
-    OutcomeClass,
     Ratio,
     StackInfo,
     Trial,
 )
 from trainchaos.harness.judge.figures import Metric
-
-
-@dataclass(frozen=True, kw_only=True)
-class OutcomeTraits:
-    """Meaning of a class of outcomes. ``kept``: the job kept its work; ``tried``: the stack was
-    really tested; ``meaning``: one line for the key. Classes in ``OUTCOMES`` are ordered from best
-    to worst.
-    """
-
-    kept: bool
-    tried: bool
-    meaning: str
-
-
-OUTCOMES: Mapping[OutcomeClass, OutcomeTraits] = MappingProxyType(
-    {
-        "masked": OutcomeTraits(kept=True, tried=True, meaning="training never stopped"),
-        "recovered": OutcomeTraits(kept=True, tried=True, meaning="continued where it was"),
-        "rolled back": OutcomeTraits(
-            kept=True, tried=True, meaning="continued from a checkpoint, steps redone"
-        ),
-        "degraded": OutcomeTraits(
-            kept=True, tried=True, meaning="continued slower or with fewer ranks"
-        ),
-        "started over": OutcomeTraits(
-            kept=False, tried=True, meaning="restarted from step 0, all work lost"
-        ),
-        "all ranks died": OutcomeTraits(kept=False, tried=True, meaning="the job ended"),
-        "hung": OutcomeTraits(
-            kept=False, tried=True, meaning="the job stood still until it was stopped"
-        ),
-        "committed bad values": OutcomeTraits(
-            kept=False, tried=True, meaning="trained on damaged state, unnoticed"
-        ),
-        "not landed": OutcomeTraits(
-            kept=False, tried=False, meaning="the fault did not take effect; proves nothing"
-        ),
-        "not offered": OutcomeTraits(
-            kept=False, tried=False, meaning="this stack cannot take part in this fault"
-        ),
-        "refuted": OutcomeTraits(
-            kept=False, tried=False, meaning="its record is not credible, and is ignored"
-        ),
-    }
-)
 
 
 class ComparisonFacts:

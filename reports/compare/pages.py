@@ -13,13 +13,12 @@ from trainchaos.reports.compare import plots, tables
 from trainchaos.reports.compare.facts import ComparisonFacts
 from trainchaos.reports.compare.words import findings
 from trainchaos.reports.content.tables import (
-    Table,
-    as_markdown,
     bullets,
     code_lines,
-    pipes,
     plain,
     section,
+    table,
+    titled,
 )
 from trainchaos.reports.page.fill import fill, styles
 
@@ -77,13 +76,13 @@ def markdown(comparison: Comparison) -> str:
 
 def _lines(facts: ComparisonFacts) -> Iterator[str]:
     comparison = facts.comparison
-    headline, *others = (line.striptags() for line in findings(facts))
+    headline, *others = findings(facts)
     yield from (f"## {plain(headline)}", "", *bullets(others), "")
     finished = comparison.finished or "not finished"
     yield plain(f"{comparison.name}, {comparison.started} to {finished}")
-    yield from _titled("Scorecard", tables.scorecard(facts, facts.counted))
     apart = "Faults that only a training script's own checks can notice"
-    yield from _titled(apart, tables.scorecard(facts, facts.apart) if facts.apart else None)
+    yield from titled("Scorecard", tables.scorecard(facts, facts.counted), rest=_REST)
+    yield from titled(apart, tables.scorecard(facts, facts.apart) if facts.apart else None)
     yield from (
         "",
         "Outcome (the worst of the trials), median recovery time with its distribution-free 95 %"
@@ -96,13 +95,17 @@ def _lines(facts: ComparisonFacts) -> Iterator[str]:
     if comparison.cautions:
         yield from section("Pairs that are not fully comparable")
         yield from bullets(comparison.cautions)
-    yield from _names("Did not run", ("stack", "why"), comparison.skipped)
-    yield from _titled("Pair by pair", tables.every_ratio(facts), most=1000)
-    yield from _titled("Cost of one failure", tables.cost(facts))
-    yield from _titled("While nothing fails", tables.at_rest(facts))
-    yield from _titled("Witnesses", tables.witnesses(facts), most=1000)
-    yield from _names("Kinds of fault", ("fault", "what is done"), comparison.families)
-    yield from _titled("Settings and versions", tables.settings(facts))
+    skipped, families = list(comparison.skipped.items()), list(comparison.families.items())
+    for title, shown in (
+        ("Did not run", table(("stack", "why"), skipped)),
+        ("Pair by pair", tables.every_ratio(facts)),
+        ("Cost of one failure", tables.cost(facts)),
+        ("While nothing fails", tables.at_rest(facts)),
+        ("Witnesses", tables.witnesses(facts)),
+        ("Kinds of fault", table(("fault", "what is done"), families)),
+        ("Settings and versions", tables.settings(facts)),
+    ):
+        yield from titled(title, shown, most=1000, rest=_REST)
     notes = [f"{s.label}: {line}" for s in comparison.stacks for line in s.fidelity]
     if notes := [*comparison.fidelity, *notes]:
         yield from section("Differences from production")
@@ -112,19 +115,6 @@ def _lines(facts: ComparisonFacts) -> Iterator[str]:
     for name, rows in _systems(comparison):
         yield from section(name.capitalize())
         yield from bullets([f"{key}: {value}" for key, value in rows])
-
-
-def _titled(title: str, shown: Table | None, most: int = 200) -> Iterator[str]:
-    """A section with a table; nothing without a row."""
-    if shown is not None and shown.rows:
-        yield from section(title)
-        yield from as_markdown(shown, most=most, rest=_REST)
-
-
-def _names(title: str, head: tuple[str, str], rows: dict[str, str]) -> Iterator[str]:
-    if rows:
-        yield from section(title)
-        yield from pipes(head, list(rows.items()), "ll", rest=_REST)
 
 
 def _systems(comparison: Comparison) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from trainchaos.chaos.units import listed, number, plural, with_unit
 from trainchaos.harness.compare.result.model import Trial
 from trainchaos.reports.compare.facts import ComparisonFacts
-from trainchaos.reports.compare.words import exact, median
+from trainchaos.reports.content.figures import median_of
 from trainchaos.reports.page import charts
 from trainchaos.reports.page.charts import Chart, Course, Point, Times, in_order, short
 
@@ -39,7 +39,7 @@ def times(facts: ComparisonFacts, family: str) -> Chart | None:
                     points=[_point(trial, trial.seed in cell.outliers) for trial in timed],
                     median=cell.recovery.median,
                     bounds=cell.recovery.ci95,
-                    value=median(cell.recovery, unit=True),
+                    value=median_of(cell.recovery, unit=True),
                 )
             )
     return charts.times(_times_finding(facts, family), rows, logarithmic=True) if rows else None
@@ -81,7 +81,7 @@ def waterfall(facts: ComparisonFacts, family: str) -> Chart | None:
             phases=trial.phases,
             ends=trial.recovery,
             words=f"{family}, seed {trial.seed}",
-            value=exact(trial.recovery, with_unit(trial.recovery, "s", "lower")),
+            value=with_unit(trial.recovery, "s", "lower"),
         )
         for label, trial in found.items()
     ]

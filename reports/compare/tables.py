@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from markupsafe import Markup
 
-from trainchaos.chaos.units import MISSING, enclosing, pairs, percent, plural
-from trainchaos.harness.compare.result.model import CellSummary, OutcomeClass, Ratio, Trial
+from trainchaos.chaos.units import MISSING, number, pairs, percent, plural, with_unit
+from trainchaos.chaos.units import interval as range_of
+from trainchaos.harness.compare.result.model import (
+    OUTCOMES,
+    CellSummary,
+    OutcomeClass,
+    Ratio,
+    Trial,
+)
 from trainchaos.harness.compare.result.statistics import EVERY
 from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.incident import PHASE_NAMES
-from trainchaos.reports.compare.facts import OUTCOMES, ComparisonFacts
-from trainchaos.reports.compare.words import COST_UNIT, exact, figure, interval, median
-from trainchaos.reports.content.figures import alarms, few, survived
+from trainchaos.reports.compare.facts import ComparisonFacts
+from trainchaos.reports.compare.words import COST_UNIT, interval
+from trainchaos.reports.content.figures import alarms, median_of, survived
 from trainchaos.reports.content.tables import (
     Cell,
     Column,
@@ -27,28 +34,6 @@ from trainchaos.reports.content.tables import (
 
 FINEST_S = 1e-4
 OUTCOME_ORDER = {name: place for place, name in enumerate(OUTCOMES)}
-ICONS: dict[OutcomeClass, str] = {
-    "masked": (
-        '<circle class="line" cx="8" cy="8" r="6"/><circle class="fill" cx="8" cy="8" r="3"/>'
-    ),
-    "recovered": '<circle class="fill" cx="8" cy="8" r="6.5"/>',
-    "degraded": (
-        '<circle class="line" cx="8" cy="8" r="6"/><path class="fill" d="M2 8a6 6 0 0 0 12 0z"/>'
-    ),
-    "rolled back": '<path class="fill" d="M2 8L13 1.5V14.5z"/>',
-    "started over": '<path class="line" d="M3 2v12M13.5 2.5L6 8l7.5 5.5z"/>',
-    "all ranks died": '<path class="thick" d="M3 3l10 10M13 3L3 13"/>',
-    "hung": '<path class="thick" d="M5 2.5v11M11 2.5v11"/>',
-    "committed bad values": (
-        '<path class="line" d="M8 1l7 13H1z"/><path class="line" d="M8 6v4M8 11.4v1.4"/>'
-    ),
-    "not landed": '<circle class="line dashed" cx="8" cy="8" r="6"/>',
-    "not offered": '<path class="line" d="M3 8h10"/>',
-    "refuted": (
-        '<circle class="line dashed" cx="8" cy="8" r="6"/>'
-        '<path class="line" d="M5 5l6 6M11 5l-6 6"/>'
-    ),
-}
 
 
 def scorecard(facts: ComparisonFacts, families: Sequence[str]) -> Table:
@@ -87,10 +72,15 @@ def _score(facts: ComparisonFacts, label: str, family: str) -> Cell:
     recovery = cell.recovery.median if cell.recovery is not None else None
     key = math.inf if not OUTCOMES[cell.worst].kept and recovery is None else recovery
     of = f"{cell.outcomes.get(cell.worst, 0)} of {cell.n}" if len(cell.outcomes) > 1 else ""
+    whole = (("full rate", cell.full_rate), ("redundant", cell.redundancy))
+    parts = [f"{name} {median_of(metric, unit=True)}" for name, metric in whole if metric]
+    samples = median_of(cell.samples_lost)
+    lost = "lost unknown" if samples == MISSING else f"{samples} lost"
     return stacked(
         outcome(cell.worst, of or f"n = {cell.n}"),
         _time(cell),
-        *_whole(cell),
+        " · ".join(parts),
+        f"goodput {median_of(cell.goodput)} · {lost}",
         _ahead(facts.ahead(label, family)),
         key=0.0 if cell.worst == "masked" and key is None else key,
     )
@@ -104,34 +94,17 @@ def _ahead(text: str) -> Markup:
     return Markup('<span class="ahead">{}</span>').format(text) if text else Markup("")
 
 
-def _shown(value: Markup, bounds: Markup, more: str = "") -> Markup:
+def _shown(value: str, bounds: str = "", more: str = "") -> Markup:
     """The main figure of a cell, with its interval."""
-    return Markup('<span class="time{}">{} <small class="quiet">{}</small></span>').format(
-        more, value, bounds
-    )
+    small = Markup(' <small class="quiet">{}</small>').format(bounds) if bounds else ""
+    return Markup('<span class="time{}">{}{}</span>').format(more, value, small)
 
 
 def _time(cell: CellSummary) -> Markup | str:
     if cell.recovery is None or cell.recovery.median is None:
         return "nothing to recover from" if cell.worst == "masked" else "no time measured"
     never = " never" if math.isinf(cell.recovery.median) else ""
-    return _shown(median(cell.recovery, unit=True), interval(cell.recovery.ci95), never)
-
-
-def _whole(cell: CellSummary) -> Iterator[Markup]:
-    """Times to full rate and redundancy, in the words of a run's reports; goodput, survival and
-    samples lost.
-    """
-    known = (("full rate", cell.full_rate), ("redundant", cell.redundancy))
-    parts = [
-        Markup("{} {}").format(name, median(metric, unit=True))
-        for name, metric in known
-        if metric is not None
-    ]
-    yield Markup(" · ").join(parts)
-    lost = cell.samples_lost is not None and cell.samples_lost.median is not None
-    words = Markup("{} lost").format(median(cell.samples_lost)) if lost else "lost unknown"
-    yield Markup("goodput {} · {}").format(median(cell.goodput), words)
+    return _shown(median_of(cell.recovery, unit=True), interval(cell.recovery.ci95), never)
 
 
 def ratios(facts: ComparisonFacts) -> Table:
@@ -156,7 +129,6 @@ def _ratio(facts: ComparisonFacts, label: str, family: str) -> Cell:
         mine = facts.cell(against, family)
         still = mine is not None and mine.worst == "masked"
         return _quiet(f"{against} did not stop" if still else "no pair of times")
-    better = "higher" if (ratio.value or 0) > 1 else "lower"
     times = "×" if ratio.value is not None and math.isfinite(ratio.value) else ""
     guess = "at least" if ratio.says == "too few" else "about"
     ahead = ratio.says in ("faster", "only this one recovers")
@@ -164,11 +136,16 @@ def _ratio(facts: ComparisonFacts, label: str, family: str) -> Cell:
     rest += f", {guess} {ratio.needed} would settle it" if ratio.needed else ""
     rest += f" with {ratio.against}" if ratio.against != facts.reference else ""
     return stacked(
-        _shown(figure(ratio.value, better=better) + times, interval(ratio.interval)),
+        _shown(_multiple(ratio) + times, interval(ratio.interval)),
         _ahead(ratio.says if ahead else ""),
         rest,
         key=ratio.value,
     )
+
+
+def _multiple(ratio: Ratio) -> str:
+    """Rounded towards no difference."""
+    return number(ratio.value, "higher" if (ratio.value or 0) > 1 else "lower")
 
 
 def every_ratio(facts: ComparisonFacts) -> Table:
@@ -201,9 +178,8 @@ _RATIO = (
 
 
 def _ratio_row(one: Ratio) -> list[str | Cell]:
-    better = "higher" if (one.value or 0) > 1 else "lower"
-    between = stacked(interval(one.interval) or MISSING)
-    value = count(one.value, better=better)
+    between = interval(one.interval) or MISSING
+    value = stacked(_multiple(one), key=one.value)
     return [one.family, one.metric, value, between, str(one.n), one.says]
 
 
@@ -217,7 +193,7 @@ def phases(facts: ComparisonFacts, family: str) -> Table:
     rows = [
         [
             label,
-            *(count(x.get(n), "", "lower", FINEST_S) for n in names),
+            *(count(x.get(n), "lower", FINEST_S) for n in names),
             facts.phased(label, family),
         ]
         for label, x in found.items()
@@ -247,34 +223,23 @@ def _goodput(facts: ComparisonFacts, label: str, family: str) -> Cell:
     cell = facts.cell(label, family)
     if cell is None or cell.goodput is None:
         return stacked(MISSING)
-    controls = [
-        t.control_goodput for t in facts.trials(label, family) if t.control_goodput is not None
-    ]
-    without = Markup("")
+    trials = facts.trials(label, family)
+    controls = [t.control_goodput for t in trials if t.control_goodput is not None]
+    without = ""
     if controls:
         low, high = min(controls), max(controls)
-        ends = map(exact, (low, high), enclosing(low, high))
-        shown = figure(low, better="higher") if low == high else Markup("{} to {}").format(*ends)
-        without = Markup("without the fault {}").format(shown)
-    return stacked(
-        _shown(median(cell.goodput), interval(cell.goodput.ci95)),
-        without,
-        _goodput_ratio(facts, label, family),
-        key=cell.goodput.median,
-    )
-
-
-def _goodput_ratio(facts: ComparisonFacts, label: str, family: str) -> Markup:
-    ratio = facts.ratio(label, family, "goodput")
-    if ratio is None or ratio.value is None:
-        return Markup("")
-    words = {"faster": "more", "slower": "less", "too few": "too few pairs to say"}
-    return Markup('<span class="{}">{}× {}’s: {}</span>').format(
-        "ahead" if ratio.says == "faster" else "quiet under",
-        figure(ratio.value, better="higher"),
-        ratio.against,
-        words.get(ratio.says, ratio.says),
-    )
+        ends = number(low, "higher") if low == high else range_of((low, high))
+        without = f"without the fault {ends}"
+    ratio, compared = facts.ratio(label, family, "goodput"), Markup("")
+    if ratio is not None and ratio.value is not None:
+        words = {"faster": "more", "slower": "less", "too few": "too few pairs to say"}
+        kind = "ahead" if ratio.says == "faster" else "quiet under"
+        said = f"{number(ratio.value, 'higher')}× {ratio.against}’s"
+        compared = Markup('<span class="{}">{}: {}</span>').format(
+            kind, said, words.get(ratio.says, ratio.says)
+        )
+    shown = _shown(median_of(cell.goodput), interval(cell.goodput.ci95))
+    return stacked(shown, without, compared, key=cell.goodput.median)
 
 
 def _cost(facts: ComparisonFacts, label: str, family: str) -> Cell:
@@ -283,12 +248,11 @@ def _cost(facts: ComparisonFacts, label: str, family: str) -> Cell:
     if hours is None:
         return stacked(MISSING)
     if math.isinf(hours):
-        never = Markup('<span class="time never">{}</span>').format(exact(hours, "no end"))
-        return stacked(never, key=hours)
-    shown = [figure(hours, COST_UNIT, "lower")]
+        return stacked(_shown("no end", more=" never"), key=hours)
+    shown = [with_unit(hours, COST_UNIT, "lower")]
     if (money := facts.money(hours)) is not None:
-        shown.insert(0, figure(money, facts.comparison.currency, "lower"))
-    return stacked(Markup('<span class="time">{}</span>').format(shown[0]), *shown[1:], key=hours)
+        shown.insert(0, with_unit(money, facts.comparison.currency, "lower"))
+    return stacked(_shown(shown[0]), *shown[1:], key=hours)
 
 
 def at_rest(facts: ComparisonFacts) -> Table:
@@ -355,7 +319,7 @@ def _witness(cell: CellSummary) -> list[str | Cell]:
         middle(cell.redundancy),
         survived(cell.survival) or MISSING,
         middle(cell.ettr),
-        count(cell.cost_gpu_hours, "", "lower"),
+        count(cell.cost_gpu_hours, "lower"),
         stacked(
             cell.witness,
             cell.note,
@@ -392,14 +356,14 @@ def _trial(t: Trial) -> list[str | Cell]:
         t.label,
         str(t.seed),
         stacked(outcome(t.outcome), key=str(OUTCOME_ORDER[t.outcome])),
-        count(t.recovery, "", "lower", FINEST_S),
-        count(t.detection, "", "lower", FINEST_S),
-        count(t.full_rate, "", "lower", FINEST_S),
-        count(t.redundancy, "", "lower", FINEST_S),
+        count(t.recovery, "lower", FINEST_S),
+        count(t.detection, "lower", FINEST_S),
+        count(t.full_rate, "lower", FINEST_S),
+        count(t.redundancy, "lower", FINEST_S),
         str(t.steps_lost),
-        count(t.goodput, "", "higher"),
-        count(t.wall, "", "lower"),
-        count(t.step_time, "", "lower", FINEST_S),
+        count(t.goodput, "higher"),
+        count(t.wall, "lower"),
+        count(t.step_time, "lower", FINEST_S),
         t.verdict,
         stacked(Markup("<code>{}</code>").format(t.reproduce), " · ".join(filter(None, record))),
     ]
@@ -428,29 +392,25 @@ def settings(facts: ComparisonFacts) -> Table:
 
 
 def outcome(name: OutcomeClass, note: str = "") -> Markup:
-    """Shape and word of an outcome; the shape is hidden from screen readers."""
-    tone = "kept" if OUTCOMES[name].kept else "lost" if OUTCOMES[name].tried else "none"
+    """Mark and word of an outcome; the mark is hidden from screen readers and from Markdown."""
+    traits = OUTCOMES[name]
+    tone = "kept" if traits.kept else "lost" if traits.tried else "none"
     small = Markup(' <small class="quiet">{}</small>').format(note) if note else ""
-    icon = Markup('<svg class="icon" viewBox="0 0 16 16" aria-hidden="true">{}</svg>').format(
-        Markup(ICONS[name])
-    )
-    return Markup('<span class="outcome {}">{}<span>{}{}</span></span>').format(
-        tone, icon, name, small
+    return Markup('<span class="outcome {}" data-mark="{}"><span>{}{}</span></span>').format(
+        tone, traits.mark, name, small
     )
 
 
-def count(
-    value: float | None, unit: str = "", better: str = "neither", finest: float = 0.0
-) -> Cell:
+def count(value: float | None, better: str = "neither", finest: float = 0.0) -> Cell:
     """A cell with one number."""
-    return stacked(figure(value, unit, better, finest), key=value)
+    return stacked(number(value, better, finest), key=value)
 
 
 def middle(metric: Metric | None, finest: float = 0.0) -> Cell:
     """A cell with the median of a metric."""
     if metric is None:
         return stacked(MISSING)
-    if metric.median == math.inf and metric.unit != "s" and not finest:
-        return stacked(exact(metric.median, "all"), key=metric.median)
-    shown = figure(metric.median, "", metric.better, finest) + few(metric)
-    return stacked(shown if finest else median(metric), key=metric.median)
+    if metric.median == math.inf and metric.unit != "s":
+        return stacked("all", key=metric.median)
+    shown = number(metric.median, metric.better, finest) if finest else median_of(metric)
+    return stacked(shown, key=metric.median)

@@ -1,18 +1,17 @@
-"""Sentences that state the findings for decision makers; each number carries its exact value."""
+"""Sentences that state the findings for decision makers."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 
-from markupsafe import Markup
-
-from trainchaos.chaos.units import MISSING, NEVER, enclosing, listed, number, plural, quantity
+from trainchaos.chaos.units import interval as interval_of
+from trainchaos.chaos.units import listed, number, plural, quantity
+from trainchaos.harness.compare.result.model import OUTCOMES
 from trainchaos.harness.compare.result.statistics import EVERY
-from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.measure.measure import METRICS
-from trainchaos.reports.compare.facts import OUTCOMES, ComparisonFacts
-from trainchaos.reports.content.figures import few
+from trainchaos.reports.compare.facts import ComparisonFacts
 
 COST_UNIT = METRICS["failure_cost"].unit
 """Unit of a failure's cost: each rank has one GPU if there are any, so the price of a GPU hour
@@ -20,81 +19,37 @@ applies to a rank-hour.
 """
 
 
-def exact(value: float | None, text: str) -> Markup:
-    """``<data value>``: the text shown, with the value it was rounded from."""
-    if value is None or math.isnan(value):
-        return Markup(MISSING)
-    machine = ("Infinity" if value > 0 else "-Infinity") if math.isinf(value) else repr(value)
-    return Markup('<data value="{}">{}</data>').format(machine, text)
-
-
-def figure(
-    value: float | None, unit: str = "", better: str = "neither", finest: float = 0.0
-) -> Markup:
-    """A number rounded by the column's rule, with its unit if it has one."""
-    text = number(value, better, finest) if finest else quantity(value, unit, better)
-    shown = text if unit in ("", "ratio", "1") or text in (MISSING, NEVER) else f"{text} {unit}"
-    return exact(value, shown)
-
-
-def median(metric: Metric | None, unit: bool = False) -> Markup:
-    """The median of a metric, rounded against its stack; ``unit``: with its unit. It says how many
-    trials gave a value if not all did.
-    """
-    if metric is None:
-        return Markup(MISSING)
-    if unit:
-        return figure(metric.median, metric.unit, metric.better) + few(metric)
-    return exact(metric.median, quantity(metric.median, metric.unit, metric.better)) + few(metric)
-
-
-def interval(bounds: tuple[float, float] | None) -> Markup:
+def interval(bounds: tuple[float, float] | None) -> str:
     """``[low, high]``; empty if there is none, or if both ends are infinite."""
-    if bounds is None or math.isinf(bounds[0]):
-        return Markup("")
-    return Markup("[{}, {}]").format(*map(exact, bounds, enclosing(*bounds)))
+    return "" if bounds is None or math.isinf(bounds[0]) else interval_of(bounds)
 
 
-def findings(facts: ComparisonFacts) -> list[Markup]:
+def findings(facts: ComparisonFacts) -> list[str]:
     """The headline about survival, followed by sentences about speed, cost and uncertainty."""
     if facts.reference not in facts.labels:
-        ran = (
-            f"{plural(len(facts.labels), 'other stack')} did"
-            if facts.labels
-            else "nor did any other stack"
-        )
-        return [Markup("{} did not run; {}.").format(facts.reference, ran)]
-    lines = [
-        _survival(facts),
-        _speed(facts),
-        _alike(facts),
-        _behind(facts),
-        _cost(facts),
-        _certainty(facts),
-    ]
-    lines += [_apart(facts), _division(facts)]
-    return [line for line in lines if line]
+        ran = f"{plural(len(facts.labels), 'other stack')} did"
+        return [f"{facts.reference} did not run; {ran if facts.labels else 'nor did any other'}."]
+    lines = [_survival(facts), " ".join(_speed(facts)), _alike(facts), _behind(facts), _cost(facts)]
+    return [line for line in (*lines, _certainty(facts), *_bounds(facts)) if line]
 
 
-def _survival(facts: ComparisonFacts) -> Markup:
+def _survival(facts: ComparisonFacts) -> str:
     name, kept, tried = facts.reference, facts.kept(facts.reference), facts.tried(facts.reference)
-    lead = Markup("{} kept the job’s work through {} of {}").format(
-        name, kept, plural(tried, "kind") + " of fault"
-    )
+    lead = f"{name} kept the job’s work through {kept} of {plural(tried, 'kind')} of fault"
     if not facts.others:
-        return lead + Markup(".")
+        return f"{lead}."
     best = max(facts.kept(x) for x in facts.others)
     who = [x for x in facts.others if facts.kept(x) == best]
     shown = listed(who) if len(who) <= 2 else f"{who[0]} and {len(who) - 1} more"
     fewer = len(who) == 1 and facts.tried(who[0]) != tried
     count = f"{best} of {facts.tried(who[0])}" if fewer else str(best)
     if best > kept:
-        return lead + Markup("; {} through {}: more than it.").format(shown, count)
+        return f"{lead}; {shown} through {count}: more than it."
     if best == kept:
-        return lead + Markup(", and so did {}." if best else "; no other did better.").format(shown)
+        return f"{lead}, and so did {shown}." if best else f"{lead}; no other did better."
     if best == 0:
-        return lead + Markup("; no other stack through any.")
-    return lead + Markup("; the best of the others, {}, through {}.").format(shown, count)
+        return f"{lead}; no other stack through any."
+    return f"{lead}; the best of the others, {shown}, through {count}."
 
 
 def _times(facts: ComparisonFacts, label: str, family: str) -> tuple[float, bool] | None:
@@ -111,190 +66,147 @@ def _times(facts: ComparisonFacts, label: str, family: str) -> tuple[float, bool
     return ratio.value, ratio.says in ("slower", "faster")
 
 
-def _multiple(facts: ComparisonFacts, label: str, family: str, times: float) -> Markup:
+def _multiple(facts: ComparisonFacts, label: str, family: str, times: float) -> str:
     """``1.82 times [1.08, 2.53] as long``."""
-    better = "higher" if times > 1 else "lower"
     ratio = facts.ratio(label, family)
-    bounds = interval(ratio.interval) if ratio is not None else Markup("")
-    said = exact(times, number(times, better))
-    return Markup("{} times {}as long").format(said, bounds + " " if bounds else "")
+    bounds = interval(ratio.interval) if ratio is not None else ""
+    parts = (number(times, "higher" if times > 1 else "lower"), "times", bounds, "as long")
+    return " ".join(filter(None, parts))
 
 
-def _speed(facts: ComparisonFacts) -> Markup:
-    """Stacks shown to be slower, and those that only were slower in these trials, in separate
-    sentences.
-    """
-    shown: list[Markup] = []
-    open_: list[Markup] = []
+def _fastest(facts: ComparisonFacts) -> Iterator[tuple[str, str, float, bool]]:
+    """Of each kind of fault, the fastest other stack: family, label, multiple, whether shown."""
     for family in facts.counted:
         other = facts.fastest_other(family)
-        found = _times(facts, other[0], family) if other else None
-        if other is None or found is None or found[0] <= 1:
-            continue
-        part = Markup("{} from {} ({})").format(
-            _multiple(facts, other[0], family, found[0]), family, other[0]
-        )
-        (shown if found[1] else open_).append(part)
-    line = Markup("")
-    if shown:
-        line += Markup("The fastest other stack takes longer to recover: {}.").format(
-            Markup(", ").join(shown)
-        )
-    if open_:
-        lead = (
-            "Longer too, but not shown"
-            if shown
-            else "The fastest other stack took longer, which is not shown"
-        )
-        line += Markup("{}{} to be more than chance: {}.").format(
-            " " if shown else "", lead, Markup(", ").join(open_)
-        )
-    return line
+        ratio = _times(facts, other[0], family) if other else None
+        if other is not None and ratio is not None:
+            yield family, other[0], *ratio
 
 
-def _alike(facts: ComparisonFacts) -> Markup:
+def _speed(facts: ComparisonFacts) -> list[str]:
+    """Stacks shown to be slower, and those that only were slower in these trials."""
+    parts: dict[bool, list[str]] = {True: [], False: []}
+    for family, label, times, shown in _fastest(facts):
+        if times > 1:
+            said = f"{_multiple(facts, label, family, times)} from {family} ({label})"
+            parts[shown].append(said)
+    lines = []
+    if parts[True]:
+        lines.append(f"The fastest other stack takes longer to recover: {', '.join(parts[True])}.")
+    if parts[False]:
+        lead = "The fastest other stack took longer, which is not shown"
+        lead = "Longer too, but not shown" if parts[True] else lead
+        lines.append(f"{lead} to be more than chance: {', '.join(parts[False])}.")
+    return lines
+
+
+def _alike(facts: ComparisonFacts) -> str:
     """Stacks compared with a built-in other than the reference, because they continue in the same
     way.
     """
     parts = []
-    for label in facts.others:
+    for label in (x for x in facts.others if facts.against(x) != facts.reference):
         known = facts.against(label)
-        if known == facts.reference:
-            continue
         for family in facts.counted:
             mine, theirs = facts.recovery(known, family), facts.recovery(label, family)
             if not mine or theirs is None or not math.isfinite(mine):
                 continue
-            says = Markup("never recovers")
-            if (found := _times(facts, label, family)) is not None:
-                chance = "" if found[1] else ", which may be chance"
-                says = Markup("takes {}{}").format(
-                    _multiple(facts, label, family, found[0]), chance
-                )
-            parts.append(
-                Markup("from {}, {} {} (set against {})").format(family, label, says, known)
-            )
-    return (
-        Markup("Like against like: {}.").format(Markup("; ").join(parts)) if parts else Markup("")
-    )
+            says = "never recovers"
+            if (ratio := _times(facts, label, family)) is not None:
+                says = f"takes {_multiple(facts, label, family, ratio[0])}"
+                says += "" if ratio[1] else ", which may be chance"
+            parts.append(f"from {family}, {label} {says} (set against {known})")
+    return f"Like against like: {'; '.join(parts)}." if parts else ""
 
 
-def _apart(facts: ComparisonFacts) -> Markup:
-    if not facts.apart:
-        return Markup("")
-    return Markup(
-        "{} {} what a training script checks, not how a stack recovers: shown apart, not counted."
-    ).format(listed(facts.apart), "tests" if len(facts.apart) == 1 else "test")
-
-
-def _division(facts: ComparisonFacts) -> Markup:
-    if facts.comparison.division == "closed":
-        return Markup(
-            "Closed division: every rule of docs/benchmark-rules.md that a program can hold was"
-            " kept."
-        )
-    if facts.comparison.broken:
-        return Markup("Not of the closed division: {}.").format("; ".join(facts.comparison.broken))
-    return Markup("")
-
-
-def _behind(facts: ComparisonFacts) -> Markup:
+def _behind(facts: ComparisonFacts) -> str:
     """Where other stacks are better, given the same prominence."""
     parts = []
-    for family in facts.counted:
-        other = facts.fastest_other(family)
-        found = _times(facts, other[0], family) if other else None
-        if other is not None and found is not None and found[0] < 1:
-            share = exact(found[0], number(found[0], "lower"))
-            chance = "" if found[1] else ", which may be chance"
-            parts.append(
-                Markup("{} recovers from {} in {} of its time{}").format(
-                    other[0], family, share, chance
-                )
-            )
+    for family, label, times, shown in _fastest(facts):
+        if times < 1:
+            chance = "" if shown else ", which may be chance"
+            share = number(times, "lower")
+            parts.append(f"{label} recovers from {family} in {share} of its time{chance}")
     for family in facts.counted:
         mine = facts.cell(facts.reference, family)
+        cells = {x: cell for x in facts.others if (cell := facts.cell(x, family)) is not None}
         if mine is None or not OUTCOMES[mine.worst].tried:
             continue
-        if OUTCOMES[mine.worst].kept:
-            untouched = [
-                x for x in facts.others if mine.worst != "masked" and _masked(facts, x, family)
-            ]
-            if untouched:
-                parts.append(Markup("{} stops {} not at all").format(family, listed(untouched)))
-            continue
-        who = [x for x in facts.others if (c := facts.cell(x, family)) and OUTCOMES[c.worst].kept]
-        if who:
-            verb = "keeps" if len(who) == 1 else "keep"
-            parts.append(
-                Markup("{} {} the work through {}, it does not").format(listed(who), verb, family)
-            )
-    cheaper = sorted((o, x) for x in facts.others if (o := facts.overhead(x)) is not None)
+        masked = [x for x, cell in cells.items() if cell.worst == "masked"]
+        kept = [x for x, cell in cells.items() if OUTCOMES[cell.worst].kept]
+        if OUTCOMES[mine.worst].kept and mine.worst != "masked" and masked:
+            parts.append(f"{family} stops {listed(masked)} not at all")
+        elif not OUTCOMES[mine.worst].kept and kept:
+            verb = "keeps" if len(kept) == 1 else "keep"
+            parts.append(f"{listed(kept)} {verb} the work through {family}, it does not")
+    steps = sorted((o, x) for x in facts.others if (o := facts.overhead(x)) is not None)
     own = facts.overhead(facts.reference)
-    if cheaper and own is not None and cheaper[0][0] < own:
+    if steps and own is not None and steps[0][0] < own:
         parts.append(
-            Markup("without a fault, a step of {} costs {} times the bare one, its own {}").format(
-                cheaper[0][1], figure(cheaper[0][0]), figure(own, better="lower")
-            )
+            f"without a fault, a step of {steps[0][1]} costs {number(steps[0][0])} times the bare"
+            f" one, its own {number(own, 'lower')}"
         )
-    return (
-        Markup("Where others are better: {}.").format(Markup("; ").join(parts))
-        if parts
-        else Markup("")
-    )
+    return f"Where others are better: {'; '.join(parts)}." if parts else ""
 
 
-def _masked(facts: ComparisonFacts, label: str, family: str) -> bool:
-    cell = facts.cell(label, family)
-    return cell is not None and cell.worst == "masked"
-
-
-def _cost(facts: ComparisonFacts) -> Markup:
+def _cost(facts: ComparisonFacts) -> str:
+    currency = facts.comparison.currency
     for family in facts.counted:
-        mine, other = facts.cell(facts.reference, family), facts.fastest_other(family)
-        theirs = facts.cell(other[0], family) if other else None
-        if mine is None or theirs is None or other is None:
+        other = facts.fastest_other(family)
+        if other is None:
             continue
-        a, b = facts.money(mine.cost_gpu_hours), facts.money(theirs.cost_gpu_hours)
-        if a is None or b is None or not math.isfinite(a):
-            continue
-        return Markup(
-            "A thousand failures of the kind {} cost {} {} of GPU time, with {} {}."
-        ).format(
-            family,
-            figure(a * 1000, better="lower"),
-            facts.comparison.currency,
-            other[0],
-            figure(b * 1000),
-        )
-    return Markup("")
+        costs = []
+        for label in (facts.reference, other[0]):
+            cell = facts.cell(label, family)
+            costs.append(facts.money(cell.cost_gpu_hours if cell else None))
+        mine, theirs = costs
+        if mine is not None and theirs is not None and math.isfinite(mine):
+            return (
+                f"A thousand failures of the kind {family} cost {number(mine * 1000, 'lower')}"
+                f" {currency} of GPU time, with {other[0]} {quantity(theirs * 1000, currency)}."
+            )
+    return ""
 
 
-def _certainty(facts: ComparisonFacts) -> Markup:
+def _certainty(facts: ComparisonFacts) -> str:
     known = [
         r for r in facts.comparison.ratios if r.metric == "recovery" and r.label in facts.others
     ]
     says = Counter(r.says for r in known if r.family != EVERY)
     together = Counter(r.says for r in known if r.family == EVERY)
-    total, open_ = says.total(), says["too few"] + says["no difference shown"]
+    total, unsettled = says.total(), says["too few"] + says["no difference shown"]
     if not total:
-        return Markup(
-            "Nothing was paired with it, so no difference is shown to be more than chance."
-        )
+        return "Nothing was paired with it, so no difference is shown to be more than chance."
+    neither = says["neither recovers"]
+    line = (
+        f"Of {total} paired comparisons of recovery, {total - unsettled - neither} show a"
+        f" difference at 95 % confidence, {unsettled} do not"
+        f"{f'; in {neither} neither recovers' if neither else ''}."
+    )
     if says["too few"] == total:
-        line = Markup("With fewer than 6 pairs a cell none of this is shown at 95 % confidence.")
-    else:
-        neither = says["neither recovers"]
-        line = Markup(
-            "Of {} paired comparisons of recovery, {} show a difference at 95 % confidence, {}"
-            " do not"
-        ).format(total, total - open_ - neither, open_)
-        line += Markup("; in {} neither recovers.").format(neither) if neither else Markup(".")
+        line = "With fewer than 6 pairs a cell none of this is shown at 95 % confidence."
     if together:
         slower = together["slower"] + together["only the other recovers"]
         faster = together["faster"] + together["only this one recovers"]
-        line += Markup(
-            " Over every kind of fault together {} of the {} others are shown to be slower, {}"
-            " faster."
-        ).format(slower, together.total(), faster)
+        line += (
+            f" Over every kind of fault together {slower} of the {together.total()} others are"
+            f" shown to be slower, {faster} faster."
+        )
     return line
+
+
+def _bounds(facts: ComparisonFacts) -> Iterator[str]:
+    """What is shown apart, and which division it is."""
+    if facts.apart:
+        verb = "tests" if len(facts.apart) == 1 else "test"
+        yield (
+            f"{listed(facts.apart)} {verb} what a training script checks, not how a stack recovers:"
+            " shown apart, not counted."
+        )
+    if facts.comparison.division == "closed":
+        yield (
+            "Closed division: every rule of docs/benchmark-rules.md that a program can hold was"
+            " kept."
+        )
+    elif facts.comparison.broken:
+        yield f"Not of the closed division: {'; '.join(facts.comparison.broken)}."

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from urllib.parse import quote
 
@@ -115,16 +117,12 @@ def logs(run: RunDirectory, results: Results) -> tuple[list[ArmLogs], int]:
 
 
 def _logs_of(run: RunDirectory, arm: ArmResult) -> ArmLogs:
-    folder = arm.id
-    try:
+    folder, names = arm.id, list[str]()
+    with suppress(OSError, ValueError, LogError):
         where = run.logs(arm.id)
         folder = where.name
         with os.scandir(where) as entries:
-            names = sorted(
-                entry.name for entry, _ in zip(entries, range(_MOST_ENTRIES), strict=False)
-            )
-    except (OSError, ValueError, LogError):
-        names = []
+            names = sorted(entry.name for entry in islice(entries, _MOST_ENTRIES))
     found = [link for name in names if (link := link_to(run.root, "logs", folder, name))]
     told = [link for link in found if link.size]
     return ArmLogs(
@@ -139,20 +137,14 @@ def tails(run: RunDirectory, results: Results) -> tuple[list[ArmTails], int]:
     """The last output of each arm that did not complete, and how many such arms are left out. An
     arm whose processes printed nothing is not one of them.
     """
-    found, left = list[ArmTails](), 0
-    for arm in results.arms:
-        if arm.outcome == "completed":
-            continue
-        printed = _logs_of(run, arm)
-        if not printed.links:
-            continue
-        if len(found) == MAX_TAILS:
-            left += 1
-            continue
-        read = [t for link in printed.links if (t := _tail(run.logs(arm.id) / link.name, link))]
+    found: list[ArmTails] = []
+    printed = ((arm, _logs_of(run, arm)) for arm in results.arms if arm.outcome != "completed")
+    known = [(arm, logs) for arm, logs in printed if logs.links]
+    for arm, logs in known[:MAX_TAILS]:
+        read = [t for link in logs.links if (t := _tail(run.logs(arm.id) / link.name, link))]
         if read:
-            found.append(ArmTails(arm=arm, tails=tuple(read), more=printed.more))
-    return found, left
+            found.append(ArmTails(arm=arm, tails=tuple(read), more=logs.more))
+    return found, max(0, len(known) - MAX_TAILS)
 
 
 def _tail(path: Path, link: Link) -> Tail | None:
@@ -164,11 +156,9 @@ def _tail(path: Path, link: Link) -> Tail | None:
     except OSError:
         return None
     lines = text.replace("\r\n", "\n").rstrip("\n").split("\n")
-    kept = lines[-TAIL_LINES:]
-    return Tail(
-        link=link,
-        lines=tuple(
-            one if len(one) <= LINE_CHARACTERS else f"{one[:LINE_CHARACTERS]}…" for one in kept
-        ),
-        cut=size > TAIL_BYTES or len(lines) > TAIL_LINES,
+    kept = (
+        one if len(one) <= LINE_CHARACTERS else f"{one[:LINE_CHARACTERS]}…"
+        for one in lines[-TAIL_LINES:]
     )
+    cut = size > TAIL_BYTES or len(lines) > TAIL_LINES
+    return Tail(link=link, lines=tuple(kept), cut=cut)

@@ -10,15 +10,14 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trainchaos.chaos import plugins
-from trainchaos.chaos.units import MISSING, number, plural
+from trainchaos.chaos.units import MISSING, number, pairs, plural
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.incident import PHASE_NAMES, Incident
 from trainchaos.harness.judge.results import ArmResult, CellResult, Results, SlaResult
-from trainchaos.reports.content.figures import count_of, median_of, range_of
-
-VERDICT_MARKS = {"pass": "✓", "fail": "✗", "inconclusive": "?"}
+from trainchaos.reports.content.figures import labels, median_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,34 +34,11 @@ class StrategyFacts:
     note: str
     at_most: bool = False
 
-    def metric(self, name: str, *, unit: bool = False) -> str:
+    def metric(self, name: str, *, unit: bool = False, alone: bool = True) -> str:
         """The median of a metric; of lost steps as a bound where that of an incident is one."""
-        text = median_of(self.cell.metrics.get(name), unit=unit)
+        text = median_of(self.cell.metrics.get(name), unit=unit, alone=alone)
         bound = name == "steps_lost" and self.at_most and text != MISSING
         return f"≤ {text}" if bound else text
-
-    @property
-    def figures(self) -> tuple[str, ...]:
-        """Benefits and costs, in the order of the comparison's columns."""
-        recovery = self.cell.metrics.get("recovery_time")
-        return (
-            median_of(recovery, alone=False),
-            range_of(recovery),
-            count_of(recovery),
-            *map(self.metric, _COMPARED),
-            number(self.badput_s),
-            self.cell.exactness,
-        )
-
-
-_COMPARED = (
-    "time_to_full_rate",
-    "time_to_redundancy",
-    "failure_cost",
-    "steps_lost",
-    "samples_lost",
-    "goodput",
-)
 
 
 def degraded(results: Results) -> list[str]:
@@ -95,11 +71,6 @@ def strategies(results: Results) -> list[StrategyFacts]:
     """One entry per cell, in the order of the results."""
     names = labels(results)
     return [_strategy(results, cell, names[cell.id]) for cell in results.cells]
-
-
-def labels(results: Results) -> dict[str, str]:
-    """Cell id -> unique label of the cell (``harness.judge.measure.labels``)."""
-    return {cell.id: cell.label or cell.id for cell in results.cells}
 
 
 def _strategy(results: Results, cell: CellResult, label: str) -> StrategyFacts:
@@ -244,6 +215,12 @@ def where(results: Results, incident: Incident) -> str:
     return (
         ", ".join(f"node {number} ({hosts[number]})" for number in known) if len(known) <= 4 else ""
     )
+
+
+def target_of(target: dict[str, Any]) -> str:
+    """What a fault acts on: ``rank 1 · process w1``; a dash where nothing was hit."""
+    named = {key: value for key, value in target.items() if value not in (None, "", [], {})}
+    return pairs(named) or MISSING
 
 
 def place(results: Results, sla: SlaResult) -> str:

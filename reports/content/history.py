@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from trainchaos.chaos.errors import NewerVersion
@@ -87,15 +89,13 @@ def _before(root: Path) -> list[str]:
     """Names of the runs beside this one that began before it, the newest first."""
     if not _RUN.fullmatch(root.name):
         return []
-    try:
-        with os.scandir(root.parent) as entries:
-            names = [
-                entry.name
-                for entry, _ in zip(entries, range(MAX_ENTRIES), strict=False)
-                if _RUN.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
-            ]
-    except OSError:
-        return []
+    names: list[str] = []
+    with suppress(OSError), os.scandir(root.parent) as entries:
+        names += [
+            entry.name
+            for entry in islice(entries, MAX_ENTRIES)
+            if _RUN.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+        ]
     return sorted((name for name in names if name < root.name), reverse=True)
 
 
@@ -107,27 +107,21 @@ def _tests_of(root: Path) -> dict[str, str]:
         text = read_bytes(root / "scenario.resolved.yaml", most=MAX_RESOLVED_BYTES).decode()
     except (OSError, ValueError):
         return {}
-    found: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
     cell, section, lines = "", "", list[str]()
     for line in f"\n{text}".partition("\ncells:\n")[2].split("\n"):
         if line[:1] not in (" ", "-"):
             break  # the list of cells has ended
         if line.startswith("- "):
-            _keep(found, cell, lines)
-            cell, section, lines = "", "", []
+            section, lines = "", []
         if line.startswith("  id: "):
             cell = line[6:].strip("'\"")
+            found[cell] = lines
         elif (key := _SECTION.match(line)) is not None:
             section = key[1]
         if section in _OF_THE_TEST:
             lines.append(line)
-    _keep(found, cell, lines)
-    return found
-
-
-def _keep(found: dict[str, str], cell: str, lines: list[str]) -> None:
-    if cell and lines:
-        found[cell] = "\n".join(lines)
+    return {cell: "\n".join(lines) for cell, lines in found.items() if cell and lines}
 
 
 def _read(root: Path, left: int) -> tuple[Results | None, int]:

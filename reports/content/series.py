@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-import pandas as pd
 
 from trainchaos.chaos.errors import LogError
 from trainchaos.chaos.events.log import Event, Kind, Log, read_log
@@ -18,48 +17,57 @@ MAX_POINTS = 1500
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArmSeries:
-    """Committed steps of one arm. ``observed``: the steps of a command, as far as it reported them.
+class Commit:
+    """A committed step, once for all ranks; ``time_s``: since the start of the arm."""
 
-    ``steps`` has the columns time_s (since run_started), generation, step, samples, loss;
-    ``healed`` maps (fault, occurrence) to the second it was healed.
+    time_s: float
+    step: int
+    samples: int
+    loss: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmSeries:
+    """Commits of one arm, by time. ``observed``: the steps of a command, as far as it reported
+    them; ``healed``: (fault, occurrence) -> the second it was healed.
     """
 
     arm: ArmResult
     observed: bool
-    steps: pd.DataFrame
+    steps: Sequence[Commit]
     healed: dict[tuple[str, int], float]
 
-    def throughput(self) -> pd.DataFrame:
-        """Columns time_s and rate (samples/s) between commits of *new* steps; redone steps do not
-        count. Steps with the same time, such as lines of a command read together, count as one.
+    def throughput(self) -> list[tuple[float, float]]:
+        """(second, samples/s) between commits of *new* steps; redone steps do not count. Steps with
+        the same time, such as lines of a command read together, count as one. Without the first
+        interval, which would count start-up as a slow step.
         """
-        frame = self.steps
-        seen = frame["step"].cummax().shift(fill_value=0)
-        new = frame[frame["step"] > seen].groupby("time_s", as_index=False)["samples"].sum()
-        stride = max(1, -(-len(new) // MAX_POINTS))
-        groups = new.groupby(pd.RangeIndex(len(new)).to_numpy() // stride)
-        thinned = pd.DataFrame(
-            {"time_s": groups["time_s"].last(), "samples": groups["samples"].sum()}
-        )
-        # Without the first interval, which would count start-up as a slow step; it is in the
-        # badput.
-        return thinned.assign(rate=thinned["samples"] / thinned["time_s"].diff())[
-            ["time_s", "rate"]
-        ].iloc[1:]
+        new: dict[float, int] = {}
+        high = 0
+        for one in self.steps:
+            if one.step > high:
+                high, new[one.time_s] = one.step, new.get(one.time_s, 0) + one.samples
+        times, size = list(new), max(1, -(-len(new) // MAX_POINTS))
+        groups = [times[at : at + size] for at in range(0, len(times), size)]
+        rates, before = [], None
+        for group in groups:
+            if before is not None:
+                rates.append((group[-1], sum(map(new.__getitem__, group)) / (group[-1] - before)))
+            before = group[-1]
+        return rates
 
     @property
     def rate_unit(self) -> str:
         """Unit of ``throughput``; a command may not report samples."""
-        return "steps/s" if self.observed and (self.steps["samples"] == 1).all() else "samples/s"
+        alone = self.observed and all(one.samples == 1 for one in self.steps)
+        return "steps/s" if alone else "samples/s"
 
-    def losses(self) -> pd.Series:
+    def losses(self) -> dict[int, float]:
         """Loss by step; for a step committed more than once the last value, which led to the final
         state.
         """
-        return (
-            self.steps.drop_duplicates("step", keep="last").set_index("step")["loss"].sort_index()
-        )
+        last = {one.step: one.loss for one in self.steps}
+        return {step: loss for step in sorted(last) if (loss := last[step]) is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,32 +87,23 @@ def read_series(run: RunDirectory, arm: ArmResult) -> ArmSeries | None:
     if (log := log_of(run, arm)) is None:
         return None
     zero = start_ns(log)
-    rows = [
-        (
-            e.generation,
-            e.step,
-            e.data["rank"],
-            (e.time_ns - zero) / 1e9,
-            e.data["samples"],
-            e.data["loss"],
+    # every rank records the same global loss; that of the lowest rank is enough
+    first: dict[tuple[int, int], Event] = {}
+    for event in sorted(commits_of(log), key=lambda one: one.data["rank"] or 0):
+        if event.step is not None:
+            first.setdefault((event.generation, event.step), event)
+    steps = [
+        Commit(
+            time_s=(event.time_ns - zero) / 1e9,
+            step=event.step or 0,
+            samples=event.data["samples"],
+            loss=None if event.data["loss"] is None else float(event.data["loss"]),
         )
-        for e in commits_of(log)
-        if e.step is not None
+        for event in sorted(first.values(), key=lambda one: one.time_ns)
     ]
-    if not rows:
+    if not steps:
         return None
-    columns = ["generation", "step", "rank", "time_s", "samples", "loss"]
-    frame = pd.DataFrame(rows, columns=columns).astype({"loss": float, "time_s": float})
-    # Every rank records the same global loss; one record for each commit is enough.
-    frame = frame.sort_values(["generation", "step", "rank"]).drop_duplicates(
-        ["generation", "step"]
-    )
-    return ArmSeries(
-        arm=arm,
-        observed=observed(log),
-        steps=frame.sort_values("time_s").drop(columns="rank").reset_index(drop=True),
-        healed=healed_of(log),
-    )
+    return ArmSeries(arm=arm, observed=observed(log), steps=steps, healed=healed_of(log))
 
 
 def log_of(run: RunDirectory, arm: ArmResult) -> Log | None:
@@ -160,9 +159,8 @@ def _read_pair(run: RunDirectory, results: Results, cell: str) -> Pair | None:
     series = next((s for arm in faulted if (s := read_series(run, arm)) is not None), None)
     if series is None:
         return None
-    twin = next(
-        (a for a in arms_of(results, cell, "control") if a.repeat == series.arm.repeat), None
-    )
+    controls = arms_of(results, cell, "control")
+    twin = next((arm for arm in controls if arm.repeat == series.arm.repeat), None)
     return Pair(
         cell=cell,
         faulted=series,

@@ -8,13 +8,14 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from markupsafe import Markup, escape
 
 from trainchaos.chaos.units import visible
 from trainchaos.harness.judge.measure.catalogue import METRICS
-from trainchaos.reports.content.facts import VERDICT_MARKS
 
+VERDICT_MARKS = {"pass": "✓", "fail": "✗", "inconclusive": "?"}
 MAX_ROWS = 2000
 MAX_MARKDOWN_ROWS = 200
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&@$])")
@@ -93,8 +94,10 @@ def table(
 
 
 def _cell(value: object) -> Cell:
+    if isinstance(value, Cell):
+        return value
     text = value if isinstance(value, str) else str(value)
-    return value if isinstance(value, Cell) else stacked(text, key=str(text))
+    return stacked(text, key=text.striptags() if isinstance(text, Markup) else text)
 
 
 def stacked(*lines: str, key: str | float | None = "") -> Cell:
@@ -131,12 +134,6 @@ def wide(name: str) -> Column:
 def measured(name: str, metric: str, unit: str = "") -> Column:
     """The head of a column with values of a metric, which is defined there."""
     return numeric(name, unit, definition(metric))
-
-
-def by_sides(names: Sequence[str], sides: str) -> list[Column]:
-    """Columns by their names; ``sides``: l, text, or r, numbers, for each."""
-    kinds = {"l": "text", "r": "number"}
-    return [Column(name=name, kind=kinds[side]) for name, side in zip(names, sides, strict=True)]
 
 
 def definition(metric: str) -> str:
@@ -189,32 +186,26 @@ def bullets(lines: Sequence[str]) -> Iterator[str]:
     yield from (f"- {plain(line)}" for line in lines)
 
 
-def pipes(
-    head: Sequence[str],
-    body: Sequence[Sequence[str]],
-    sides: str = "",
-    *,
-    most: int = MAX_MARKDOWN_ROWS,
-    rest: str = "results.json",
+def as_markdown(
+    of: Table, *, most: int = MAX_MARKDOWN_ROWS, rest: str = "results.json"
 ) -> Iterator[str]:
-    """A Markdown table of at most ``most`` rows; ``sides`` has an l or r for each column, missing
-    ones are l; ``rest``: the file that has all.
-    """
+    """The same table in Markdown, of at most ``most`` rows; ``rest``: the file that has all."""
+    head, *body = of.texts
     yield "| " + " | ".join(map(plain, head)) + " |"
-    kinds = sides.ljust(len(head), "l")
-    yield "|" + "|".join("---:" if side == "r" else "---" for side in kinds) + "|"
+    sides = ("---:" if column.kind == "number" else "---" for column in of.columns)
+    yield "|" + "|".join(sides) + "|"
     for row in body[:most]:
         yield "| " + " | ".join(map(plain, row)) + " |"
-    if len(body) > most:
-        yield ""
-        yield f"{len(body) - most} more in `{rest}`."
+    left = len(body) - most + of.left_out
+    for note in (*of.notes, *([f"{left} more in {rest}."] if left > 0 else [])):
+        yield from ("", plain(note))  # or the note would be a row of the table
 
 
-def as_markdown(of: Table, *, most: int = MAX_MARKDOWN_ROWS, rest: str) -> Iterator[str]:
-    """The same table in Markdown."""
-    head, *body = of.texts
-    sides = "".join("r" if column.kind == "number" else "l" for column in of.columns)
-    yield from pipes(head, body, sides, most=most, rest=rest)
+def titled(title: str, shown: Table | None, **how: Any) -> Iterator[str]:
+    """A section with a table; nothing without a row."""
+    if shown is not None and shown.rows:
+        yield from section(title)
+        yield from as_markdown(shown, **how)
 
 
 def code_lines(text: str) -> list[str]:

@@ -4,8 +4,10 @@ training went on.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind, Log
@@ -20,6 +22,8 @@ MAX_ARMS = 24
 MAX_MOMENTS = 60
 MAX_TEXT = 200
 FAULT, RECOVERY, CHECKPOINT, OTHER = "fault", "recovery", "checkpoint", "other"
+Told = tuple[str, str, str, str]
+"""Lane, what, who, detail."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +94,17 @@ def bounded(moments: list[Moment]) -> list[Moment]:
 def moments_of(log: Log) -> list[Moment]:
     """Every moment of a log, by time. Events whose values make no sense are left out."""
     zero = start_ns(log)
-    found = []
-    for event, moment in (*_told(log.events), *_again(log), *_restored(log)):
-        cut = replace(moment, who=_short(moment.who), detail=_short(moment.detail))
-        found.append((event.time_ns, replace(cut, time_s=(event.time_ns - zero) / 1e9)))
+    found: list[tuple[int, Moment]] = []
+    for event, told in (*_told(log.events), *_again(log), *_restored(log)):
+        lane, what, who, detail = told
+        moment = Moment(
+            time_s=(event.time_ns - zero) / 1e9,
+            lane=lane,
+            what=what,
+            who=_short(who),
+            detail=_short(detail),
+        )
+        found.append((event.time_ns, moment))
     return [moment for _, moment in sorted(found, key=lambda pair: pair[0])]
 
 
@@ -102,24 +113,20 @@ def _short(text: str) -> str:
     return flat if len(flat) <= MAX_TEXT else f"{flat[:MAX_TEXT]}…"
 
 
-def _told(events: Iterable[Event]) -> Iterator[tuple[Event, Moment]]:
+def _told(events: Iterable[Event]) -> Iterator[tuple[Event, Told]]:
     for event in events:
-        try:
+        with suppress(KeyError, TypeError, AttributeError, ValueError):
             said = _moment(event, event.data)
-        except (KeyError, TypeError, AttributeError, ValueError):
-            continue
-        if said is not None:
-            lane, what, who, detail = said
-            yield event, Moment(time_s=0.0, lane=lane, what=what, who=who, detail=detail)
+            if said is not None:
+                yield event, said
 
 
-def _moment(event: Event, data: Mapping[str, Any]) -> tuple[str, str, str, str] | None:
-    """Lane, what, who and detail of an event worth a line."""
+def _moment(event: Event, data: Mapping[str, Any]) -> Told | None:
+    """An event worth a line."""
     match event.kind:
         case Kind.FAULT_INJECTED:
             step = f"step {event.step}" if event.step else ""
-            phase = str(data.get("phase") or "")
-            where = ", ".join(part for part in (step, phase) if part)
+            where = ", ".join(filter(None, (step, str(data.get("phase") or ""))))
             return FAULT, f"fault injected: {data['kind']}", target_of(data["target"]), where
         case Kind.FAULT_FAILED:
             return FAULT, "fault did not land", str(data["fault"]), str(data["reason"])
@@ -131,8 +138,15 @@ def _moment(event: Event, data: Mapping[str, Any]) -> tuple[str, str, str, str] 
         case Kind.DECISION:
             actions = "; ".join(map(str, data.get("actions") or ()))
             return RECOVERY, "decision", "supervisor", f"{data['reason']} ({actions})"
-        case Kind.GENERATION_READY | Kind.GENERATION_STARTED:
-            return _generation(event, data)
+        case Kind.GENERATION_READY:
+            origin = f" from {data['checkpoint']}" if data["checkpoint"] else ""
+            lane = RECOVERY if event.generation > 1 else OTHER
+            what, ranks = f"generation {event.generation} formed", len(data["members"])
+            return lane, what, plural(ranks, "rank"), f"after step {data['resume_step']}{origin}"
+        # of a command, which forms its own
+        case Kind.GENERATION_STARTED if event.generation > 1 and data["state"] == "own":
+            what, ranks = f"generation {event.generation} began", len(data["members"])
+            return RECOVERY, what, plural(ranks, "rank"), str(data["cause"])
         case Kind.CHECKPOINT_COMMITTED:
             return CHECKPOINT, "checkpoint committed", event.actor, str(data["checkpoint"])
         case Kind.CHECKPOINT_FAILED | Kind.CHECKPOINT_REFUSED:
@@ -172,40 +186,20 @@ def target_of(target: Mapping[str, Any]) -> str:
     return f"rank {rank} ({process})"
 
 
-def _generation(event: Event, data: Mapping[str, Any]) -> tuple[str, str, str, str] | None:
-    ranks = plural(len(data["members"]), "rank")
-    if event.kind is Kind.GENERATION_READY:
-        origin = f" from {data['checkpoint']}" if data["checkpoint"] else ""
-        detail = f"after step {data['resume_step']}{origin}"
-        lane = RECOVERY if event.generation > 1 else OTHER
-        return lane, f"generation {event.generation} formed", ranks, detail
-    if event.generation > 1 and data["state"] == "own":  # of a command, which forms its own
-        return RECOVERY, f"generation {event.generation} began", ranks, str(data["cause"])
-    return None
-
-
-def _restored(log: Log) -> Iterator[tuple[Event, Moment]]:
+def _restored(log: Log) -> Iterator[tuple[Event, Told]]:
     """When the last rank of each later generation had its state, and where the states came from."""
     by_generation: dict[int, list[Event]] = {}
     for event in log.of(Kind.STATE_READY):
         if event.generation > 1:
             by_generation.setdefault(event.generation, []).append(event)
     for events in by_generation.values():
-        origins = [str(event.data.get("origin", "")) for event in events]
-        counted = ", ".join(f"{origins.count(o)} {o}" for o in dict.fromkeys(origins))
-        yield (
-            max(events, key=lambda event: event.time_ns),
-            Moment(
-                time_s=0.0,
-                lane=RECOVERY,
-                what="state restored",
-                who=plural(len(events), "rank"),
-                detail=counted,
-            ),
-        )
+        origins = Counter(str(event.data.get("origin", "")) for event in events)
+        counted = ", ".join(f"{count} {origin}" for origin, count in origins.items())
+        last = max(events, key=lambda event: event.time_ns)
+        yield last, (RECOVERY, "state restored", plural(len(events), "rank"), counted)
 
 
-def _again(log: Log) -> Iterator[tuple[Event, Moment]]:
+def _again(log: Log) -> Iterator[tuple[Event, Told]]:
     """The first step of each later generation, and the first that no generation before had."""
     highest, seen, waiting = 0, 1, False
     for event in sorted(commits_of(log), key=lambda one: one.time_ns):
@@ -217,12 +211,6 @@ def _again(log: Log) -> Iterator[tuple[Event, Moment]]:
             what = "first step again" if began else "first new step"
             yield (
                 event,
-                Moment(
-                    time_s=0.0,
-                    lane=RECOVERY,
-                    what=what,
-                    who=event.actor,
-                    detail=f"step {step}{'' if new else ', done before'}",
-                ),
+                (RECOVERY, what, event.actor, f"step {step}{'' if new else ', done before'}"),
             )
         highest = max(highest, step)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -119,19 +119,13 @@ def _of_invariants(results: Results, file: str) -> Iterator[Annotation]:
                 )
 
 
-def _few(found: list[Annotation]) -> list[Annotation]:
-    if len(found) <= MAX_EACH:
-        return found
-    more = len(found) - MAX_EACH + 1
-    last = found[MAX_EACH - 1]
-    rest = Annotation(
-        level=last.level,
-        title=f"{more} more",
-        message=f"{more} more are in the summary and in the report",
-        file=last.file,
-        line=None,
-    )
-    return [*found[: MAX_EACH - 1], rest]
+def _few(remarks: list[Annotation]) -> list[Annotation]:
+    if len(remarks) <= MAX_EACH:
+        return remarks
+    more = len(remarks) - MAX_EACH + 1
+    message = f"{more} more are in the summary and in the report"
+    last = replace(remarks[0], title=f"{more} more", message=message, line=None)
+    return [*remarks[: MAX_EACH - 1], last]
 
 
 def _in_repository(source: str, env: Mapping[str, str]) -> str:

@@ -12,7 +12,7 @@ from trainchaos.chaos.units import interval, visible
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.measure.samples import per_arm
 from trainchaos.harness.judge.results import Results
-from trainchaos.reports.content import metric_rows
+from trainchaos.reports.content import figures
 from trainchaos.reports.content.facts import (
     StrategyFacts,
     analyze_command,
@@ -62,7 +62,7 @@ def summary(
         blocks = [_verdict(results, word), *_failures(results), *_doubts(results)]
         middle = _table(results, width)
         after = [
-            *metric_rows.short(results),
+            *figures.short(results),
             *(f"busy      {line}" for line in busy(results)),
             *(f"degraded  {line}" for line in degraded(results)),
             *_lost_nodes(results),
@@ -134,11 +134,7 @@ def _failures(results: Results) -> list[str]:
             lines.append(f"    where it went (s): {phases}")
     if len(failing) > MAX_FAILURES:
         lines.append(f"  and {len(failing) - MAX_FAILURES} more failing clauses, in the report")
-    for cell in results.cells:
-        for name, finding in cell.invariants.items():
-            if finding.verdict == "fail":
-                lines.append(f"  {cell.id}  {name}  failed: {finding.witness}")
-    return lines
+    return lines + _invariants(results, "fail", "failed")
 
 
 def _doubts(results: Results) -> list[str]:
@@ -150,12 +146,17 @@ def _doubts(results: Results) -> list[str]:
         for s in results.slas
         if s.verdict == "inconclusive"
     ]
-    for cell in results.cells:
-        for name, finding in cell.invariants.items():
-            if finding.verdict == "inconclusive":
-                lines.append(f"  {cell.id}  {name}  inconclusive: {finding.witness}")
-    lines += [f"  {line}" for line in metric_rows.to_see(results)]
-    return lines + _skipped(results)
+    lines += _invariants(results, "inconclusive", "inconclusive")
+    return [*lines, *(f"  {line}" for line in figures.to_see(results)), *_skipped(results)]
+
+
+def _invariants(results: Results, verdict: str, word: str) -> list[str]:
+    return [
+        f"  {cell.id}  {name}  {word}: {finding.witness}"
+        for cell in results.cells
+        for name, finding in cell.invariants.items()
+        if finding.verdict == verdict
+    ]
 
 
 def _skipped(results: Results) -> list[str]:

@@ -70,7 +70,6 @@ class Chart:
     ruler: Markup
     lines: tuple[ChartRow, ...]
     keys: tuple[tuple[str, str], ...] = ()
-    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +106,10 @@ class Course:
     value: Markup | str
 
 
-def times(title: str, rows: Sequence[Times], *, logarithmic: bool) -> Chart:
+def times(title: str, rows: Sequence[Times], *, logarithmic: bool, unit: str = "s") -> Chart:
     """Every value of every row."""
     every = [point.value for row in rows for point in row.points]
+    every += [end for row in rows for end in row.bounds or ()]
     scale = AxisScale(every, logarithmic=logarithmic)
     lines = []
     for row in rows:
@@ -125,19 +125,17 @@ def times(title: str, rows: Sequence[Times], *, logarithmic: bool) -> Chart:
         for index, point in enumerate(row.points):
             y = 14 + ((-5, 0, 5)[index % 3] if many else 0)
             parts.append(mark(scale, point, y, hint=index < MAX_HINTS))
-        words = f"{row.name}: {len(row.points)} values in seconds: {said}"
-        lines.append(
-            ChartRow(name=row.name, drawing=drawing("strip-row", words, parts), value=row.value)
-        )
-    unit = "s, logarithmic" if logarithmic else "s"
-    return Chart(title=title, ruler=ruler(scale, unit, math.inf in every), lines=tuple(lines))
+        words = f"{row.name}: {len(row.points)} values in {unit}: {said}"
+        drawn = drawing("strip-row", words, parts)
+        lines.append(ChartRow(name=row.name, drawing=drawn, value=row.value))
+    shown = f"{unit}, logarithmic" if logarithmic else unit
+    return Chart(title=title, ruler=ruler(scale, shown, math.inf in every), lines=tuple(lines))
 
 
 def courses(title: str, rows: Sequence[Course]) -> Chart:
     """The phases of an incident one after the other, an arrow where it never ended."""
-    scale = AxisScale(
-        [phase.start + phase.seconds for row in rows for phase in row.phases], logarithmic=False
-    )
+    ends = [phase.start + phase.seconds for row in rows for phase in row.phases]
+    scale = AxisScale(ends, logarithmic=False)
     never = any(row.ends == math.inf for row in rows)
     lines = []
     for row in rows:
@@ -148,10 +146,8 @@ def courses(title: str, rows: Sequence[Course]) -> Chart:
             parts += _bar(scale, phase.start, phase.seconds, phase.name, f"{words}; {row.words}")
         if row.ends == math.inf:
             parts.append(mark(scale, Point(value=math.inf), 14))
-        words = f"{row.name}, {row.words}: {', '.join(said)}"
-        lines.append(
-            ChartRow(name=row.name, drawing=drawing("bars", words, parts), value=row.value)
-        )
+        drawn = drawing("bars", f"{row.name}, {row.words}: {', '.join(said)}", parts)
+        lines.append(ChartRow(name=row.name, drawing=drawn, value=row.value))
     names = {phase.name for row in rows for phase in row.phases}
     ordered = [p for p in PHASE_NAMES if p in names] + sorted(names - set(PHASE_NAMES))
     return Chart(
@@ -166,29 +162,42 @@ def shares(title: str, rows: Mapping[str, Mapping[str, float]]) -> Chart:
     """Stacked seconds of each class of wall time, ``useful`` first: the rest is badput. The title
     is completed by what useful time is, and what most of the rest is.
     """
-    scale = AxisScale([sum(row.values()) for row in rows.values()], logarithmic=False, room=98.0)
-    lines, useful, lost = [], [], dict[str, float]()
-    for label, row in rows.items():
-        parts, left = [grid(scale)], 0.0
-        for name, seconds in row.items():
-            parts += _bar(scale, left, seconds, name, f"{name} {number(seconds)} s; {label}")
-            left += max(seconds, 0.0)
-            if name != "useful":
-                lost[name] = lost.get(name, 0.0) + seconds
-        said = ", ".join(f"{name} {number(seconds)}" for name, seconds in row.items())
-        drawn = drawing("bars", f"{label}, mean seconds: {said}", parts)
-        useful.append(row.get("useful", 0.0) / (sum(row.values()) or 1.0))
-        lines.append(ChartRow(name=label, drawing=drawn, value=percent(useful[-1])))
-    title += f" is {percents(min(useful), max(useful))}"
+    lost: dict[str, float] = {}
+    for name, seconds in (part for row in rows.values() for part in row.items()):
+        if name != "useful":
+            lost[name] = lost.get(name, 0.0) + seconds
+    useful = {
+        label: row.get("useful", 0.0) / (sum(row.values()) or 1.0) for label, row in rows.items()
+    }
+    title += f" is {percents(min(useful.values()), max(useful.values()))}"
     if lost and max(lost.values()) > 0:
         title += f"; most of the rest is {max(lost, key=lambda name: lost[name])}"
-    names = dict.fromkeys(name for row in rows.values() for name in row)
-    return Chart(
-        title=title,
-        ruler=ruler(scale, "s; useful, %", False),
-        lines=tuple(lines),
-        keys=tuple((slug(name), name) for name in in_order(names)),
-    )
+    values = {label: percent(share) for label, share in useful.items()}
+    return stacked(title, rows, values, in_order(lost | {"useful": 0.0}), "s", "s; useful, %")
+
+
+def stacked(
+    title: str,
+    rows: Mapping[str, Mapping[str, float]],
+    values: Mapping[str, str],
+    names: Sequence[str],
+    unit: str,
+    axis: str,
+) -> Chart:
+    """Bars one after the other. ``values``: beside each row; ``names``: of all bars, in order."""
+    scale = AxisScale([sum(row.values()) for row in rows.values()], logarithmic=False, room=98.0)
+    lines = []
+    for label, row in rows.items():
+        parts, left = [grid(scale)], 0.0
+        for name, size in row.items():
+            parts += _bar(scale, left, size, name, f"{name} {number(size)} {unit}; {label}")
+            left += max(size, 0.0)
+        said = ", ".join(f"{name} {number(size)}" for name, size in row.items())
+        drawn = drawing("bars", f"{label}, mean, in {unit}: {said}", parts)
+        lines.append(ChartRow(name=label, drawing=drawn, value=values[label]))
+    used = [name for name in names if any(name in row for row in rows.values())]
+    keys = tuple((slug(name), name) for name in used)
+    return Chart(title=title, ruler=ruler(scale, axis, False), lines=tuple(lines), keys=keys)
 
 
 def in_order(classes: Mapping[str, object]) -> list[str]:
@@ -217,19 +226,28 @@ def patterns() -> Markup:
 
 
 class AxisScale:
-    """Maps values to percent of the width, linearly from 0 or logarithmically over whole decades;
-    infinity is rightmost.
+    """Maps values to percent of the width, linearly or logarithmically over whole decades; infinity
+    is rightmost. ``zero``: a linear scale begins at 0.
     """
 
-    def __init__(self, values: Sequence[float], *, logarithmic: bool, room: float = ROOM) -> None:
+    def __init__(
+        self,
+        values: Sequence[float],
+        *,
+        logarithmic: bool = False,
+        room: float = ROOM,
+        zero: bool = True,
+    ) -> None:
         finite = [v for v in values if math.isfinite(v) and (v > 0 or not logarithmic)]
         self.logarithmic, self._room = logarithmic, room
-        self.low, self.high = min([*finite, 0.0]), max([*finite, 0.0]) * 1.02 or 1.0
+        ends = [*finite, 0.0] if zero or not finite else finite
+        self.low, self.high = min(ends), max(ends) * (1.02 if zero else 1.0)
         if logarithmic:
             low, high = (min(finite), max(finite)) if finite else (1.0, 1.0)
             self.low = math.floor(math.log10(low) + 1e-9)
             self.high = math.ceil(math.log10(high) - 1e-9)
-            self.high += self.high == self.low
+        if self.high <= self.low:
+            self.high = self.low + 1.0
 
     def at(self, value: float) -> float:
         """Percent."""
@@ -245,10 +263,11 @@ class AxisScale:
         if self.logarithmic:
             step = math.ceil((self.high - self.low) / 6)
             return [10.0**e for e in range(int(self.low), int(self.high) + 1, step)]
-        raw = self.high / 4
-        unit = 10 ** math.floor(math.log10(raw))
-        step_size = next(unit * m for m in (1, 2, 5, 10) if unit * m >= raw)
-        return [i * step_size for i in range(int(self.high / step_size) + 1)]
+        raw = (self.high - self.low) / 4
+        unit = 10.0 ** math.floor(math.log10(raw))
+        size = next(unit * m for m in (1, 2, 5, 10) if unit * m >= raw)
+        first, last = math.ceil(self.low / size - 1e-9), math.floor(self.high / size + 1e-9)
+        return [i * size for i in range(first, last + 1)]
 
 
 def ruler(scale: AxisScale, unit: str, never: bool) -> Markup:
@@ -286,10 +305,14 @@ def mark(scale: AxisScale, point: Point, y: float, *, hint: bool = True) -> Mark
 
 def placed(at: float, y: float, kind: str, shape: str, words: str = "") -> Markup:
     """A path around a point that lies ``at`` percent of the width, with words to point at."""
-    title = Markup("<title>{}</title>").format(words) if words else ""
     return Markup(
         '<svg x="{}%" y="{}" overflow="visible"><path class="{}" d="{}">{}</path></svg>'
-    ).format(short(at), short(y), kind, shape, title)
+    ).format(short(at), short(y), kind, shape, hinted(words))
+
+
+def hinted(words: str) -> Markup:
+    """What is shown when a mark is pointed at."""
+    return Markup("<title>{}</title>").format(words) if words else Markup("")
 
 
 def drawing(kind: str, words: str, parts: Sequence[Markup], high: int = HIGH) -> Markup:
@@ -300,19 +323,13 @@ def drawing(kind: str, words: str, parts: Sequence[Markup], high: int = HIGH) ->
 
 
 def box(
-    kind: str,
-    left: float,
-    right: float,
-    top: float,
-    high: float,
-    words: str = "",
-    fill: str = "",
+    kind: str, left: float, right: float, top: float, high: float, words: str = "", fill: str = ""
 ) -> Markup:
     """A filled rectangle, from ``left`` to ``right`` percent."""
     style = Markup(' style="fill: {}"').format(fill) if fill else ""
-    title = Markup("<title>{}</title>").format(words) if words else ""
+    width = short(max(right - left, 0.0))
     return Markup('<rect class="{}"{} x="{}%" y="{}" width="{}%" height="{}">{}</rect>').format(
-        kind, style, short(left), short(top), short(max(right - left, 0.0)), short(high), title
+        kind, style, short(left), short(top), width, short(high), hinted(words)
     )
 
 

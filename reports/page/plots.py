@@ -8,10 +8,11 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-import pandas as pd
-from matplotlib.axes import Axes
+from markupsafe import Markup
 
+from trainchaos.chaos.stats import percentile
 from trainchaos.chaos.units import enclosing, number, percent, plural, with_unit
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.results import Results
@@ -19,6 +20,7 @@ from trainchaos.reports.content.facts import incidents_of, median_incident
 from trainchaos.reports.content.figures import median_of
 from trainchaos.reports.content.series import Pair
 from trainchaos.reports.page.charts import (
+    AxisScale,
     Chart,
     Course,
     Point,
@@ -28,22 +30,11 @@ from trainchaos.reports.page.charts import (
     shares,
     times,
 )
-from trainchaos.reports.page.svg import (
-    FAULT,
-    FAULT_WASH,
-    GREY_MID,
-    INK,
-    RECOVERY_WASH,
-    Band,
-    axes,
-    drawing,
-    figure,
-    to_svg,
-)
+from trainchaos.reports.page.lines import Line, Panel, Span, plot
 
-WIDTH = 400.0  # points
 MAX_BANDS = 40
 STANDS_OUT = 5.0  # times the usual gap between two steps
+Series = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,30 +42,29 @@ class Plot:
     """One drawing: an ``<svg>`` element, and the finding it shows."""
 
     title: str
-    svg: str
+    svg: Markup
 
 
 def recoveries(results: Results, labels: Mapping[str, str]) -> tuple[Chart | None, Chart | None]:
     """Of the cells with ``labels`` every recovery time, and the median incident phase by phase."""
-    found = {
-        cell: timed
+    timed = {
+        cell: [i for i in incidents_of(results, cell) if i.recovery_time is not None]
         for cell in labels
-        if (timed := [i for i in incidents_of(results, cell) if i.recovery_time is not None])
     }
-    if not found:
+    timed = {cell: incidents for cell, incidents in timed.items() if incidents}
+    if not timed:
         return None, None
     metrics = {cell.id: cell.metrics.get("recovery_time") for cell in results.cells}
     points, phases = [], []
-    for cell, incidents in found.items():
+    for cell, incidents in timed.items():
         metric, typical = metrics[cell], median_incident(results, cell)
-        said = median_of(metric, unit=True)
         points.append(
             Times(
                 name=labels[cell],
                 points=[_point(incident) for incident in incidents],
                 median=metric.median if metric else None,
                 bounds=metric.ci95 if metric else None,
-                value=said,
+                value=median_of(metric, unit=True),
             )
         )
         if typical is not None and typical.phases:
@@ -87,7 +77,7 @@ def recoveries(results: Results, labels: Mapping[str, str]) -> tuple[Chart | Non
                     value=with_unit(typical.recovery_time, "s", "lower"),
                 )
             )
-    title = _recovery_finding({labels[cell]: incidents for cell, incidents in found.items()})
+    title = _recovery_finding({labels[cell]: incidents for cell, incidents in timed.items()})
     course = courses("The incident of median recovery time, phase by phase", phases)
     return times(title, points, logarithmic=False), course if phases else None
 
@@ -102,11 +92,9 @@ def _which(incident: Incident) -> str:
     return f"faulted arm of {incident.cell}, repeat {incident.repeat}, fault {incident.fault}"
 
 
-def _recovery_finding(found: Mapping[str, Sequence[Incident]]) -> str:
-    medians = {
-        label: statistics.median(i.recovery_time or 0.0 for i in mine)
-        for label, mine in found.items()
-    }
+def _recovery_finding(timed: Mapping[str, Sequence[Incident]]) -> str:
+    values = {label: [i.recovery_time or 0.0 for i in mine] for label, mine in timed.items()}
+    medians = {label: statistics.median(mine) for label, mine in values.items()}
     best, worst = min(medians, key=lambda k: medians[k]), max(medians, key=lambda k: medians[k])
     if math.isinf(medians[best]):
         return "No strategy recovered"
@@ -115,7 +103,7 @@ def _recovery_finding(found: Mapping[str, Sequence[Incident]]) -> str:
         parts.append(f"{worst} does not recover")
     elif worst != best and medians[best] > 0:
         parts.append(f"{worst} takes {number(medians[worst] / medians[best])} times as long")
-    never = sum(math.isinf(i.recovery_time or 0.0) for mine in found.values() for i in mine)
+    never = sum(math.isinf(value) for mine in values.values() for value in mine)
     if never and math.isfinite(medians[worst]):
         parts.append(f"{plural(never, 'incident')} never recovered")
     return "; ".join(parts)
@@ -128,232 +116,185 @@ def wall_seconds(results: Results) -> dict[tuple[str, str], dict[str, float]]:
         {(arm.cell, arm.arm) for arm in results.arms},
         key=lambda key: (known.get(key[0], len(known)), key[0], key[1] != "faulted"),
     )
-    found = dict[tuple[str, str], dict[str, float]]()
+    badput = [name.replace("_", " ") for arm in results.arms for name in arm.badput]
+    names = in_order(dict.fromkeys(["useful", *badput, "unexplained"]))
+    spent: dict[tuple[str, str], dict[str, float]] = {}
     for key in keys:
         arms = [arm for arm in results.arms if (arm.cell, arm.arm) == key]
-        spent: dict[str, float] = dict.fromkeys(in_order(_classes(results)), 0.0)
+        spent[key] = dict.fromkeys(names, 0.0)
         for arm in arms:
             split = {"useful": arm.useful_s, "unexplained": arm.residual_s, **arm.badput}
             for name, seconds in split.items():
-                spent[name.replace("_", " ")] += seconds / len(arms)
-        found[key] = spent
-    return found
-
-
-def _classes(results: Results) -> dict[str, None]:
-    """Of every arm; what is unexplained is last."""
-    badput = [name.replace("_", " ") for arm in results.arms for name in arm.badput]
-    return dict.fromkeys(["useful", *badput, "unexplained"])
+                spent[key][name.replace("_", " ")] += seconds / len(arms)
+    return spent
 
 
 def wall_clock(spent: Mapping[str, Mapping[str, float]]) -> Chart:
     """Stacked bars of ``wall_seconds``, by name."""
-    lines = {
+    rows = {
         label: {name: seconds for name, seconds in row.items() if seconds > 0}
         for label, row in spent.items()
     }
-    return shares("Training that counts", lines)
+    return shares("Training that counts", rows)
 
 
-def throughput(pair: Pair, index: int, limits: tuple[float, float]) -> Plot:
+def throughput(pair: Pair, limits: tuple[float, float]) -> Plot:
     """Samples per second of new steps over time, with the span from injection to recovery
-    shaded.
+    shaded: in the fault's colour until detection (or heal), then in the recovery's.
     """
     faulted = pair.faulted.throughput()
     control = pair.control.throughput() if pair.control else None
+    spans = list(_rate_bands(pair, faulted, control))
+    for incident in pair.incidents:
+        start = incident.injected_s
+        healed = [pair.faulted.healed.get((incident.fault, n), start) for n in incident.occurrences]
+        noticed, again = max([start, *healed]), start
+        if incident.recovery_time is not None:
+            noticed = min(start + (incident.detection_time or 0.0), limits[0])
+            again = min(start + incident.recovery_time, limits[0])
+        spans.append(Span(low=start, high=noticed, kind="unnoticed"))
+        spans.append(Span(low=noticed, high=max(noticed, again), kind="recovering"))
+    panel = Panel(
+        name=f"{pair.faulted.rate_unit}, new steps",
+        scale=AxisScale([limits[1]], room=98.0),
+        lines=[
+            *([Line(kind="control", points=control, stairs=True)] if control else []),
+            Line(kind="faulted", points=faulted, stairs=True),
+        ],
+        spans=spans,
+        marks=[
+            (one.injected_s, f"{one.kind} at {number(one.injected_s)} s; {_which(one)}")
+            for one in pair.incidents
+        ],
+    )
     title = _throughput_finding(pair, faulted, control)
-    with drawing():
-        fig = figure(WIDTH, 230)
-        ax = axes(fig)
-        hints = [_shade(ax, pair, incident, limits[0]) for incident in pair.incidents]
-        if control is not None:
-            ax.plot(
-                control["time_s"], control["rate"], color=GREY_MID, lw=2.8, drawstyle="steps-pre"
-            )
-        ax.plot(faulted["time_s"], faulted["rate"], color=INK, lw=1.1, drawstyle="steps-pre")
-        ax.set(
-            xlim=(0, limits[0]),
-            ylim=(0, limits[1]),
-            xlabel="seconds since the start",
-            ylabel=f"{pair.faulted.rate_unit}, new steps",
-        )
-        svg = to_svg(
-            fig,
-            f"throughput{index}",
-            title,
-            "Line of throughput over time; the fault is shaded.",
-            hints,
-            _rate_bands(ax, pair, faulted, control),
-        )
-    return Plot(title=title, svg=svg)
+    across = AxisScale([limits[0]], room=98.0)
+    return Plot(title=title, svg=plot(title, [panel], across, "seconds since the start"))
 
 
 def throughput_limits(pairs: Sequence[Pair]) -> tuple[float, float]:
     """Common ends of the axes, so that the cells' plots can be compared: seconds, samples/s."""
     series = [s for pair in pairs for s in (pair.faulted, pair.control) if s is not None]
-    rates = pd.concat([s.throughput()["rate"] for s in series])
-    # Two commits within microseconds of each other would flatten everything else.
-    top = float(rates.quantile(0.99)) * 1.25 if len(rates) else 1.0
-    ends = [float(s.steps["time_s"].max()) for s in series] + [p.faulted.arm.wall_s for p in pairs]
+    rates = [rate for one in series for _, rate in one.throughput()]
+    # two commits within microseconds of each other would flatten everything else
+    top = percentile(rates, 0.99) * 1.25 if rates else 1.0
+    ends = [one.steps[-1].time_s for one in series] + [p.faulted.arm.wall_s for p in pairs]
     return max(ends) or 1.0, top or 1.0
 
 
-def _shade(ax: Axes, pair: Pair, incident: Incident, end: float) -> str:
-    """Shade in the fault's colour until detection (or heal), then in the recovery's until the first
-    new step; what to say of the fault's mark.
-    """
-    start = incident.injected_s
-    healed = max(
-        pair.faulted.healed.get((incident.fault, number), start) for number in incident.occurrences
-    )
-    if incident.recovery_time is None:
-        ax.axvspan(start, max(healed, start), color=FAULT_WASH, lw=0)
-    else:
-        noticed = min(start + (incident.detection_time or 0.0), end)
-        ax.axvspan(start, noticed, color=FAULT_WASH, lw=0)
-        ax.axvspan(noticed, min(start + incident.recovery_time, end), color=RECOVERY_WASH, lw=0)
-    ax.axvline(start, color=FAULT, lw=1.6)
-    _fault_mark(ax, start)
-    return f"{incident.kind} at {number(start)} s; {_which(incident)}"
-
-
-def _fault_mark(ax: Axes, at: float) -> None:
-    """Above the lines; the gid of the n-th is ``faultn``, by which words are put to it."""
-    ax.plot(
-        [at],
-        [0.985],
-        "v",
-        color=FAULT,
-        ms=7,
-        transform=ax.get_xaxis_transform(),
-        clip_on=False,
-        gid=f"fault{sum(1 for one in ax.lines if one.get_gid())}",
-    )
-
-
-def _throughput_finding(pair: Pair, faulted: pd.DataFrame, control: pd.DataFrame | None) -> str:
+def _throughput_finding(pair: Pair, faulted: Series, control: Series | None) -> str:
     if not pair.incidents:
         return "no fault struck"
     last = max(pair.incidents, key=lambda i: i.injected_s)
     if any(i.recovery_time == math.inf for i in pair.incidents):
         return "never commits a new step after the fault"
     stalled = sum(i.recovery_time or 0.0 for i in pair.incidents)
-    stalled = stalled or _standstill(faulted["time_s"], min(i.injected_s for i in pair.incidents))
-    text = (
-        f"{number(stalled, 'lower')} s without a new step"
-        if stalled
-        else "continues through the fault"
-    )
-    after = faulted[faulted["time_s"] > last.injected_s + (last.recovery_time or 0.0)]["rate"]
-    if control is None or after.empty or control.empty:
+    stalled = stalled or _standstill(faulted, min(i.injected_s for i in pair.incidents))
+    text = "continues through the fault"
+    if stalled:
+        text = f"{number(stalled, 'lower')} s without a new step"
+    over = last.injected_s + (last.recovery_time or 0.0)
+    after = [rate for time_s, rate in faulted if time_s > over]
+    if not control or not after:
         return text
-    return (
-        f"{text}, then {percent(float(after.median() / control['rate'].median()))} of the control's"
-        " rate"
-    )
+    share = statistics.median(after) / statistics.median(rate for _, rate in control)
+    return f"{text}, then {percent(share)} of the control's rate"
 
 
-def _standstill(times_s: pd.Series, since_s: float) -> float:
+def _standstill(faulted: Series, since_s: float) -> float:
     """The longest time between two new steps that ended after ``since_s``, if it stands out; else
     0. Seconds.
     """
-    gaps = times_s.sort_values().diff().dropna()
-    longest = (
-        float(gaps[times_s > since_s].max()) if (times_s > since_s).any() and len(gaps) else 0.0
-    )
-    return longest if longest > STANDS_OUT * float(gaps.median() if len(gaps) else 0.0) else 0.0
+    gaps = [(b[0] - a[0], b[0]) for a, b in pairwise(faulted)]
+    longest = max((gap for gap, end in gaps if end > since_s), default=0.0)
+    usual = statistics.median(gap for gap, _ in gaps) if gaps else 0.0
+    return longest if longest > STANDS_OUT * usual else 0.0
 
 
-def loss(pair: Pair, index: int) -> Plot | None:
+def loss(pair: Pair) -> Plot | None:
     """Loss by step against the unfaulted arm, and their difference on its own scale below."""
     if pair.control is None:
         return None
     faulted, control = pair.faulted.losses(), pair.control.losses()
-    difference = (faulted - control).dropna()
-    title = _loss_finding(difference, printed=pair.faulted.observed)
-    with drawing():
-        fig = figure(WIDTH, 290)
-        top, low = fig.subplots(2, 1, sharex=True, height_ratios=(3, 1.2))
-        top.plot(control.index, control, color=GREY_MID, lw=5.0, solid_capstyle="butt")
-        top.plot(faulted.index, faulted, color=INK, lw=1.1)
-        low.axhline(0, color=GREY_MID, lw=1.0)
-        low.plot(difference.index, difference, color=INK, lw=1.1)
-        hints = []
-        for incident in pair.incidents:
-            if incident.step is not None:
-                hints.append(f"{incident.kind} in step {incident.step}; {_which(incident)}")
-                top.axvline(incident.step, color=FAULT, lw=1.6)
-                low.axvline(incident.step, color=FAULT, lw=1.6)
-                _fault_mark(top, incident.step)
-        top.set(ylabel="loss, as printed" if pair.faulted.observed else "loss (nats)")
-        low.set(ylabel="difference", xlabel="step")
-        low.locator_params(axis="y", nbins=3)
-        low.ticklabel_format(axis="y", scilimits=(-2, 3))
-        if not difference.any():
-            low.set(ylim=(-1, 1), yticks=[0])
-        for ax in (top, low):
-            ax.grid(False, axis="x")
-        fig.align_ylabels([top, low])
-        svg = to_svg(
-            fig,
-            f"loss{index}",
-            title,
-            "Loss by step of the faulted and the unfaulted arm, and their difference.",
-            hints,
-            [band for ax in (top, low) for band in _loss_bands(ax, faulted, control)],
-        )
-    return Plot(title=title, svg=svg)
+    apart = {step: value - control[step] for step, value in faulted.items() if step in control}
+    apart = {step: value for step, value in apart.items() if not math.isnan(value)}
+    title = _loss_finding(apart, printed=pair.faulted.observed)
+    hit = [one for one in pair.incidents if one.step is not None]
+    marks = [(float(i.step or 0), f"{i.kind} in step {i.step}; {_which(i)}") for i in hit]
+    bands = list(_loss_bands(faulted, control))
+    curves = {"control": _points(control), "faulted": _points(faulted)}
+    values = [value for curve in curves.values() for _, value in curve]
+    differences = [value for value in apart.values() if math.isfinite(value)]
+    panels = [
+        Panel(
+            name="loss, as printed" if pair.faulted.observed else "loss (nats)",
+            scale=AxisScale(values, room=98.0, zero=False),
+            lines=[Line(kind=kind, points=points) for kind, points in curves.items()],
+            spans=bands,
+            marks=marks,
+        ),
+        Panel(
+            name="difference",
+            scale=AxisScale(differences, room=98.0),
+            lines=[Line(kind="faulted", points=_points(apart))],
+            high=60.0,
+            spans=bands,
+            marks=[(at, "") for at, _ in marks],
+            ticks=None if any(differences) else [(0.0, "0")],
+        ),
+    ]
+    steps = [float(step) for step in {*faulted, *control}]
+    across = AxisScale(steps, room=98.0, zero=False)
+    return Plot(title=title, svg=plot(title, panels, across, "step"))
 
 
-def _loss_finding(difference: pd.Series, *, printed: bool) -> str:
-    if difference.empty:
+def _points(curve: Mapping[int, float]) -> list[tuple[float, float]]:
+    return [(float(step), value) for step, value in curve.items() if math.isfinite(value)]
+
+
+def _loss_finding(apart: Mapping[int, float], *, printed: bool) -> str:
+    if not apart:
         return "no step in common with the unfaulted arm"
-    apart = difference[difference != 0]
-    if apart.empty:
-        same = f"same loss at every one of {len(difference)} steps"
+    differ = {step: abs(value) for step, value in apart.items() if value != 0}
+    if not differ:
+        same = f"same loss at every one of {len(apart)} steps"
         return f"{same}, as printed" if printed else f"{same}, bit for bit"
-    worst = number(float(apart.abs().max()), "lower")
-    return f"differs from step {apart.index[0]} on, by at most {worst}{'' if printed else ' nats'}"
+    worst = number(max(differ.values()), "lower")
+    return f"differs from step {min(differ)} on, by at most {worst}{'' if printed else ' nats'}"
 
 
-def _rate_bands(
-    ax: Axes, pair: Pair, faulted: pd.DataFrame, control: pd.DataFrame | None
-) -> Iterator[Band]:
+def _rate_bands(pair: Pair, faulted: Series, control: Series | None) -> Iterator[Span]:
     """The median rate of each stretch, and that of the unfaulted arm in the same time."""
-    unit, moments = pair.faulted.rate_unit, faulted["time_s"]
+    unit, moments = pair.faulted.rate_unit, [time_s for time_s, _ in faulted]
     # the first rate is of the time since a point that is not drawn
-    usual = float(moments.diff().median()) if len(moments) > 1 else 0.0
-    before = max(0.0, float(moments.iloc[0]) - usual) if len(moments) else 0.0
+    gaps = [b - a for a, b in pairwise(moments)]
+    before = max(0.0, moments[0] - (statistics.median(gaps) if gaps else 0.0)) if moments else 0.0
     for part in _parts(faulted):
-        end = float(part["time_s"].iloc[-1])
-        stretch = " to ".join(enclosing(before, end))
-        words = f"{stretch} s: {number(float(part['rate'].median()))} {unit}"
-        if control is not None:
-            same = control[(control["time_s"] > before) & (control["time_s"] <= end)]["rate"]
-            if len(same):
-                words += f"; {number(float(same.median()))} without the fault"
-        yield Band(ax=ax, low=before, high=end, words=words)
+        end, rate = part[-1][0], statistics.median(rate for _, rate in part)
+        words = f"{' to '.join(enclosing(before, end))} s: {number(rate)} {unit}"
+        same = [other for time_s, other in control or () if before < time_s <= end]
+        if same:
+            words += f"; {number(statistics.median(same))} without the fault"
+        yield Span(low=before, high=end, words=words)
         before = end
 
 
-def _loss_bands(ax: Axes, faulted: pd.Series, control: pd.Series) -> Iterator[Band]:
+def _loss_bands(faulted: Mapping[int, float], control: Mapping[int, float]) -> Iterator[Span]:
     """The last loss of each stretch, with that of the unfaulted arm and the difference."""
     before: float | None = None
-    for part in _parts(faulted.dropna().to_frame("loss")):
-        first, step = part.index[0], part.index[-1]
-        value = float(part["loss"].iloc[-1])
+    for part in _parts(list(faulted.items())):
+        step, value = int(part[-1][0]), part[-1][1]
         words = f"step {step}: loss {number(value)}"
-        other = control.get(step)
-        if other is not None and pd.notna(other):
-            apart = value - float(other)
-            words += f"; {number(float(other))} without the fault, difference {number(apart)}"
-        low = first - 0.5 if before is None else before
-        yield Band(ax=ax, low=low, high=step + 0.5, words=words)
+        if step in control:
+            apart = number(value - control[step])
+            words += f"; {number(control[step])} without the fault, difference {apart}"
+        low = part[0][0] - 0.5 if before is None else before
         before = step + 0.5
+        yield Span(low=low, high=before, words=words)
 
 
-def _parts(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
+def _parts(items: Series) -> Iterator[Series]:
     """Stretches of about the same number of points."""
-    size = max(1, -(-len(frame) // MAX_BANDS))
-    for start in range(0, len(frame), size):
-        yield frame.iloc[start : start + size]
+    size = max(1, -(-len(items) // MAX_BANDS))
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

@@ -1,4 +1,6 @@
-"""The tables of a run's page; timelines, post-mortems and earlier runs with what is beside them."""
+"""The tables of a run, for its page and its summary; timelines, post-mortems and earlier runs with
+what is beside them.
+"""
 
 from __future__ import annotations
 
@@ -13,31 +15,29 @@ from trainchaos.chaos.units import (
     number,
     pairs,
     plural,
-    quantity,
     with_unit,
 )
 from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.incident import PHASE_NAMES, Incident
 from trainchaos.harness.judge.results import Finding, Results, SlaResult, merge
-from trainchaos.reports.content import metric_rows
 from trainchaos.reports.content.facts import (
-    VERDICT_MARKS,
     StrategyFacts,
     incidents_of,
     labels,
     nodes,
     phase_medians,
     strategies,
+    target_of,
     where,
 )
 from trainchaos.reports.content.figures import clause_of, few, range_of
 from trainchaos.reports.content.history import History
 from trainchaos.reports.content.postmortems import PostMortem
 from trainchaos.reports.content.tables import (
+    VERDICT_MARKS,
     Cell,
     Column,
     Table,
-    by_sides,
     defined,
     mark,
     measured,
@@ -69,35 +69,37 @@ MAX_ARMS_OF_ONE = 40  # of an invariant; those that do not pass come first
 
 
 def comparison(results: Results) -> Table:
-    """Strategies side by side: their benefits and costs."""
+    """Strategies side by side: their benefits and costs. What belongs together stands in one
+    column, so that the table is no wider than a page.
+    """
     columns = (
         "strategy",
-        "verdict",
         measured("recovery", "recovery_time", "s, median"),
-        Column(name="range", unit="s", about="least and greatest recovery time"),
-        numeric("n", about="incidents with a recovery time"),
-        measured("full rate", "time_to_full_rate", "s, median"),
-        measured("redundant", "time_to_redundancy", "s, median"),
-        measured("cost", "failure_cost", "rank-hours a failure"),
-        measured("lost steps", "steps_lost", "median"),
-        measured("lost samples", "samples_lost", "median"),
-        measured("goodput", "goodput", "ratio, median"),
-        numeric("badput", "s, median", "wall time of an arm that was not useful"),
-        "same result as without the fault",
+        measured("full rate", "time_to_full_rate", "s"),
+        measured("redundant", "time_to_redundancy", "s"),
+        measured("cost", "failure_cost", "rank-hours"),
+        measured("lost", "steps_lost", "steps"),
+        measured("goodput", "goodput", "ratio"),
+        "result, without the fault",
         numeric("provisioned", "ranks", "ranks and spares that were paid for"),
     )
     entries = strategies(results)
     notes = sorted({f"* {e.note}" for e in entries if e.note})
-    return table(columns, [_comparison_row(e) for e in entries], notes)
+    return table(columns, [_strategy(e) for e in entries], notes, "Strategies")
 
 
-def _comparison_row(e: StrategyFacts) -> list[str | Cell]:
-    star = "*" if e.note else ""
+def _strategy(e: StrategyFacts) -> list[str | Cell]:
+    recovery = e.cell.metrics.get("recovery_time")
+    values = "" if recovery is None else f"n = {recovery.counted}"
+    lost, badput = e.metric("samples_lost"), number(e.badput_s)
     return [
-        e.label,
-        mark(e.cell.verdict),
-        *e.figures,
-        MISSING if e.provisioned is None else f"{e.provisioned}{star}",
+        stacked(e.label, Markup('<span class="under">{}</span>').format(mark(e.cell.verdict))),
+        stacked(e.metric("recovery_time", alone=False), range_of(recovery), values),
+        *map(e.metric, ("time_to_full_rate", "time_to_redundancy", "failure_cost")),
+        stacked(e.metric("steps_lost"), "" if lost == MISSING else f"samples {lost}"),
+        stacked(e.metric("goodput"), "" if badput == MISSING else f"badput {badput} s"),
+        e.cell.exactness,
+        MISSING if e.provisioned is None else f"{e.provisioned}{'*' if e.note else ''}",
     ]
 
 
@@ -105,11 +107,9 @@ def slas(results: Results, verdict: str) -> Table:
     """Every clause of one verdict with all its points against the limit."""
     columns = (
         "cell",
-        "metric",
         "clause",
         "verdict",
         numeric("observed"),
-        "unit",
         numeric("n"),
         "every point, limit as a line",
         wide("detail"),
@@ -119,15 +119,14 @@ def slas(results: Results, verdict: str) -> Table:
     for sla in results.slas:
         if sla.verdict != verdict:
             continue
-        unit = "" if sla.unit == "1" else sla.unit
+        worse = better.get((sla.cell, sla.metric), "neither")
+        clause = Markup("{} <code>{}</code>").format(defined(sla.metric), sla.clause)
         rows.append(
             [
                 names.get(sla.cell, sla.cell),
-                defined(sla.metric),
-                Markup("<code>{}</code>").format(sla.clause),
+                clause,
                 stacked(mark(sla.verdict), "warning only" if sla.severity == "warn" else ""),
-                quantity(sla.observed, sla.unit, better.get((sla.cell, sla.metric), "neither")),
-                unit,
+                with_unit(sla.observed, sla.unit, worse),
                 sla.counted,
                 strips.of_clause(sla),
                 stacked(sla.detail or _margin(sla), f"line {sla.line}" if sla.line else ""),
@@ -149,10 +148,8 @@ def faults(results: Results) -> Table:
         "cell",
         "fault",
         "target",
-        "struck at",
         "landed, seen by",
         "detected by",
-        measured("detection", "detection_time", "s"),
         measured("recovery", "recovery_time", "s"),
         measured("full rate", "time_to_full_rate", "s"),
         measured("redundant", "time_to_redundancy", "s"),
@@ -161,31 +158,27 @@ def faults(results: Results) -> Table:
         wide("decision"),
     )
     names = labels(results)
-    return table(
-        columns,
-        [_fault_row(names.get(i.cell, i.cell), i, where(results, i)) for i in results.faults],
-    )
+    rows = [_fault(names.get(i.cell, i.cell), i, where(results, i)) for i in results.faults]
+    return table(columns, rows)
 
 
-def _fault_row(cell: str, i: Incident, there: str) -> list[str | Cell]:
+def _fault(cell: str, i: Incident, there: str) -> list[str | Cell]:
     again = f" #{i.occurrence}" if i.occurrence > 0 else ""
     blamed = f"blamed rank {i.blamed_rank}" if i.blamed_rank is not None else ""
-    step = MISSING if i.step is None else f"step {i.step}"
-    struck = stacked(step, f"{number(i.injected_s)} s") if i.fired else MISSING
+    at = f"{'' if i.step is None else f'step {i.step}, '}{number(i.injected_s)} s"
     landed = mark("pass", i.witness or "yes") if i.landed else mark("fail", "did not land")
+    detected = number(i.detection_time, "lower", FINEST_S)
+    times = (i.recovery_time, i.time_to_full_rate, i.time_to_redundancy)
+    healed: Markup | str = "healed" if i.healed else mark("fail", "not healed")
     return [
         stacked(cell, f"repeat {i.repeat}"),
         stacked(Markup('<b class="fault">{}</b>{}').format(i.fault, again), i.kind),
-        stacked(pairs(i.target), there),
-        struck,
+        stacked(target_of(i.target), there, at if i.fired else ""),
         stacked(landed, pairs(i.evidence)),
-        stacked(i.detected_by or MISSING, blamed),
-        number(i.detection_time, "lower", FINEST_S),
-        number(i.recovery_time, "lower", FINEST_S),
-        number(i.time_to_full_rate, "lower", FINEST_S),
-        number(i.time_to_redundancy, "lower", FINEST_S),
+        stacked(i.detected_by or MISSING, blamed, f"in {detected} s" if i.detected_by else ""),
+        *(number(seconds, "lower", FINEST_S) for seconds in times),
         lost_steps(i),
-        stacked(i.outcome, _healed(i)),
+        stacked(i.outcome, healed if i.fired else "never fired"),
         i.decision,
     ]
 
@@ -197,62 +190,33 @@ def lost_steps(i: Incident) -> str:
     return i.lost if i.never_recovered or i.answered_with is None else f"with {i.answered_with}"
 
 
-def metrics(results: Results) -> Table:
-    """Every metric of every cell."""
-    columns = by_sides(metric_rows.HEAD, metric_rows.SIDES)
-    rows = [[row[0], defined(row[1]), *row[2:]] for row in metric_rows.rows(results)]
-    notes = [*metric_rows.to_see(results), *metric_rows.absent(results)]
-    return table(columns, rows, notes)
-
-
-def rates(results: Results) -> Table:
-    """Survival, false alarms and spares of every cell."""
-    columns = by_sides(metric_rows.RATES, metric_rows.RATE_SIDES)
-    return table(columns, [list(row) for row in metric_rows.rates(results)])
-
-
-def _healed(i: Incident) -> str:
-    if not i.fired:
-        return "never fired"
-    return "healed" if i.healed else mark("fail", "not healed")
-
-
 def phases(results: Results) -> Table:
     """Median seconds of each recovery phase."""
     columns = ["strategy", *(numeric(p, "s") for p in PHASE_NAMES), numeric("n")]
     names, rows = labels(results), []
     for cell in results.cells:
-        found = incidents_of(results, cell.id)
-        medians = phase_medians(found)
+        mine = incidents_of(results, cell.id)
+        medians = phase_medians(mine)
         if medians:
             cells = [number(medians.get(name), finest=FINEST_S) for name in PHASE_NAMES]
-            rows.append(
-                [names[cell.id], *cells, counted(sum(bool(i.phases) for i in found), len(found))]
-            )
+            n = counted(sum(bool(i.phases) for i in mine), len(mine))
+            rows.append([names[cell.id], *cells, n])
     return table(columns, rows)
 
 
 def machines(results: Results) -> Table:
     """Every node of the run: its machine, its processes, how it was lost."""
     columns = (
-        "node",
-        "host",
-        "address",
-        "devices",
-        wide("processes"),
-        numeric("clock", "±s"),
+        *("node", "host", "address", "devices", wide("processes")),
+        numeric("clock", "±ms"),
         wide("lost"),
     )
     rows = [
-        [
-            str(n.number),
-            n.host,
-            n.address,
-            n.devices,
-            n.processes,
-            number(n.clock_bound_s) if n.clock_bound_s else MISSING,
+        (
+            *(str(n.number), n.host, n.address, n.devices, n.processes),
+            number(n.clock_bound_s * 1e3) if n.clock_bound_s else MISSING,
             "; ".join(n.lost),
-        ]
+        )
         for n in nodes(results)
     ]
     return table(columns, rows)
@@ -264,8 +228,7 @@ def arms(results: Results) -> Table:
         "arm",
         numeric("seed"),
         "outcome",
-        numeric("steps", "committed"),
-        numeric("asked", "steps"),
+        numeric("steps", "of those asked"),
         numeric("wall clock", "s"),
         numeric("useful", "s"),
         numeric("goodput", "ratio"),
@@ -275,12 +238,11 @@ def arms(results: Results) -> Table:
         wide("reason"),
     )
     rows = [
-        [
+        (
             a.id,
             str(a.seed),
             a.outcome,
-            str(a.committed_step),
-            str(a.steps),
+            f"{a.committed_step} of {a.steps}",
             number(a.wall_s),
             number(a.useful_s),
             number(a.goodput, "higher"),
@@ -288,7 +250,7 @@ def arms(results: Results) -> Table:
             number(a.step_time_median),
             str(a.provisioned_ranks),
             a.reason,
-        ]
+        )
         for a in results.arms
     ]
     return table(columns, rows)
@@ -314,14 +276,14 @@ def invariants(results: Results) -> list[InvariantRow]:
     names = list(dict.fromkeys(name for cell in results.cells for name in cell.invariants))
     called, rows = labels(results), []
     for name in names:
-        found = [(called[c.id], c.invariants.get(name)) for c in results.cells]
-        present = tuple((cell, finding) for cell, finding in found if finding is not None)
+        known = [(called[c.id], c.invariants.get(name)) for c in results.cells]
+        present = tuple((cell, finding) for cell, finding in known if finding is not None)
         arms = [(a.id, a.invariants[name]) for a in results.arms if name in a.invariants]
         arms.sort(key=lambda one: one[1].verdict == "pass")
         rows.append(
             InvariantRow(
                 name=name,
-                cells=tuple(Markup(MISSING) if f is None else mark(f.verdict) for _, f in found),
+                cells=tuple(Markup(MISSING) if f is None else mark(f.verdict) for _, f in known),
                 loud=tuple((cell, f) for cell, f in present if f.verdict != "pass"),
                 findings=present,
                 arms=tuple(arms[:MAX_ARMS_OF_ONE]),
@@ -335,11 +297,12 @@ def invariants(results: Results) -> list[InvariantRow]:
 def wall(spent: Mapping[tuple[str, str], Mapping[str, float]], names: Mapping[str, str]) -> Table:
     """One column for each cell and arm kind, one row for each class, and the sum."""
     columns = ["class", *(numeric(names.get(cell, cell), f"{kind}, s") for cell, kind in spent)]
-    classes = [name for name in next(iter(spent.values())) if any(s[name] for s in spent.values())]
+    columns_of = list(spent.values())
+    classes = [name for name in columns_of[0] if any(one[name] for one in columns_of)]
     rows = [
-        [name, *(number(s[name], finest=WALL_FINEST_S) for s in spent.values())] for name in classes
+        [name, *(number(s[name], finest=WALL_FINEST_S) for s in columns_of)] for name in classes
     ]
-    total = [number(sum(s.values()), finest=WALL_FINEST_S) for s in spent.values()]
+    total = [number(sum(s.values()), finest=WALL_FINEST_S) for s in columns_of]
     return table(columns, [*rows, ["wall clock", *total]])
 
 
@@ -360,9 +323,9 @@ class Block:
     facts: tuple[tuple[str, str], ...] = ()
 
 
-def timelines(found: Sequence[Timeline]) -> list[Block]:
+def timelines(lived: Sequence[Timeline]) -> list[Block]:
     """Timelines of arms; of many only those that did not end well are open."""
-    return [_timeline(one, len(found)) for one in found]
+    return [_timeline(one, len(lived)) for one in lived]
 
 
 def _timeline(one: Timeline, of: int) -> Block:
@@ -403,12 +366,8 @@ def _moments(one: Timeline) -> Table:
     return table([*times, "event", "who", wide("detail")], rows, notes if one.left_out else ())
 
 
-def postmortems(found: Sequence[PostMortem]) -> list[Block]:
-    """Post-mortems of incidents; open are those that did not end well."""
-    return [_postmortem(one) for one in found]
-
-
-def _postmortem(one: PostMortem) -> Block:
+def postmortem(one: PostMortem) -> Block:
+    """An incident; open if it did not end well."""
     facts, before = list[tuple[str, str]](), ""
     for label, text in one.facts:
         facts.append(("" if label == before else NAMES.get(label, label), text))
@@ -440,12 +399,12 @@ def past_cells(past: History, results: Results) -> list[str]:
 def earlier_runs(past: History, results: Results) -> Table:
     """One row for each run, the newest first, and the median recovery time of each cell."""
     names, cells = labels(results), past_cells(past, results)
-    machines = len({run.host for run in past.runs}) > 1
+    hosts = len({run.host for run in past.runs}) > 1
     columns = [
         "run",
         Column(name="verdict", about="of the whole run, all its cells and clauses"),
         *(numeric(names[cell], "recovery, s, median") for cell in cells),
-        *(["machine"] if machines else []),
+        *(["machine"] if hosts else []),
     ]
     rows = []
     for run in reversed(past.runs):
@@ -457,7 +416,7 @@ def earlier_runs(past: History, results: Results) -> Table:
                 stacked(name, f"this run, {run.started}" if run.present else run.started),
                 mark(run.verdict if run.verdict in VERDICT_MARKS else "inconclusive", run.title),
                 *(_median(run.recovery.get(cell)) for cell in cells),
-                *([run.host or MISSING] if machines else []),
+                *([run.host or MISSING] if hosts else []),
             ]
         )
     notes = []

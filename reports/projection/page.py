@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.files import write_whole
 from trainchaos.harness.projection.result import Projection
 from trainchaos.reports.page.fill import fill, styles
-from trainchaos.reports.page.svg import drawing
 from trainchaos.reports.projection import plots, tables
 from trainchaos.reports.projection.words import compared_said, findings, headline, spares_said
 
@@ -30,28 +27,21 @@ def write(found: Projection, into: Path) -> None:
         ) from error
 
 
-def _spares(found: Projection) -> list[str]:
-    """The line of the largest size; a table has all."""
-    sizes = [one.gpus for one in found.spares]
-    return [spares_said(found)[sizes.index(max(sizes))]] if sizes else []
-
-
 def render(found: Projection) -> str:
     """The text of the page."""
-    with drawing():
-        drawn = {
-            "goodput": plots.goodput(found) if found.rows else "",
-            "seconds": plots.seconds(found) if found.rows else "",
-            "badput": plots.badput(found) if found.rows else "",
-            "beside": plots.beside(found.compared) if found.compared else "",
-        }
+    sizes = [one.gpus for one in found.spares]  # the line of the largest; a table has all
+    spares = [spares_said(found)[sizes.index(max(sizes))]] if sizes else []
     context: dict[str, Any] = {
-        "css": styles("report.css", "compare.css"),
+        "css": styles("report.css", "chart.css", "compare.css"),
         "found": found,
         "days": f"{found.setting.days:g}",
         "headline": headline(found),
-        "findings": [*findings(found), *_spares(found)],
-        **{name: Markup(plot) for name, plot in drawn.items()},
+        "findings": [*findings(found), *spares],
+        "goodput": plots.goodput(found) if found.rows else "",
+        "seconds": plots.seconds(found) if found.rows else "",
+        "badput": plots.badput(found) if found.rows else None,
+        "beside": plots.beside(found.compared) if found.compared else None,
+        "legend": plots.legend(found),
         "tables": tables.tables(found),
         "compared": tables.compared(found.compared) if found.compared else None,
         "compared_said": compared_said(found),

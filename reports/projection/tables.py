@@ -137,38 +137,35 @@ def _failures(found: Projection) -> Table:
 
 
 def _paid(found: Projection) -> Table:
-    cells: Cells = {
-        "GPU-hours paid": lambda row: f"{row.gpu_hours:,.0f}",
-        "lost": lambda row: f"{row.lost_gpu_hours:,.0f}",
-        "mean, 95 % interval": lambda row: _sure(row.spreads["lost_gpu_hours"]),
-        "5 to 95 % of jobs": lambda row: _range(row.spreads["lost_gpu_hours"]),
-        "a second of detection": lambda row: _small(row.second_gpu_hours),
-    }
     note = (
         "A second of detection: what is lost if every failure is detected a second later, and won"
         " if it is a second sooner."
     )
-    return _table(found, "GPU-hours", note, cells)
+    names = ("gpu_hours", "lost_gpu_hours", "second_gpu_hours")
+    return _costs(found, "GPU-hours", "GPU-hours paid", note, *names)
 
 
 def _money(found: Projection) -> Table:
-    cells: Cells = {
-        "price": lambda row: _count(row.price),
-        "lost": lambda row: _count(row.lost_price),
-        "mean, 95 % interval": lambda row: _sure(row.spreads["lost_price"]),
-        "5 to 95 % of jobs": lambda row: _range(row.spreads["lost_price"]),
-        "a second of detection": lambda row: _small(row.second_price or 0.0),
-    }
     note = f"At {found.setting.price:g} a GPU-hour."
-    return _table(found, "Money", note, cells)
+    return _costs(found, "Money", "price", note, "price", "lost_price", "second_price")
+
+
+def _costs(
+    found: Projection, title: str, first: str, note: str, paid: str, lost: str, second: str
+) -> Table:
+    """``paid``, ``lost``, ``second``: fields of a row."""
+    cells: Cells = {
+        first: lambda row: _count(getattr(row, paid)),
+        "lost": lambda row: _count(getattr(row, lost)),
+        "mean, 95 % interval": lambda row: _to(row.spreads[lost].low, row.spreads[lost].high),
+        "5 to 95 % of jobs": lambda row: _range(row.spreads[lost]),
+        "a second of detection": lambda row: _small(getattr(row, second) or 0.0),
+    }
+    return _table(found, title, note, cells)
 
 
 def _needed(spares: int | None) -> str:
     return "more than a million" if spares is None else f"{spares:,}"
-
-
-def _sure(spread: Spread) -> str:
-    return _to(spread.low, spread.high)
 
 
 def _range(spread: Spread, unit: int = 1) -> str:

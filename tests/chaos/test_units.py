@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,8 +15,14 @@ from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.measure.samples import summarise
 from trainchaos.harness.judge.results import Survival, beside
 from trainchaos.harness.judge.verdict.gates import _observed
-from trainchaos.reports.content.figures import range_of, survived
-from trainchaos.reports.content.metric_rows import _row
+from trainchaos.reports.content.figures import metrics, range_of, survived
+
+
+def row_of(metric: Metric) -> list[str]:
+    """Of the table of all metrics."""
+    cell = SimpleNamespace(id="c", label="", metrics={"x": metric}, absent={}, unjudged={})
+    results: Any = SimpleNamespace(cells=[cell])
+    return metrics(results).texts[1]
 
 
 def ends(text: str) -> tuple[float, float]:
@@ -51,7 +59,7 @@ def test_every_interval_of_a_metric_encloses_its_values(name: str) -> None:
     """Whichever direction is better: a single value is rounded against us, a range outwards."""
     metric = summarise(name, VALUES)
     least, most = min(VALUES), max(VALUES)
-    _, _, low, high, between, *_ = _row(metric)
+    _, _, _, _, low, high, between, *_ = row_of(metric)
     observed = _observed(0.9, metric.unit, metric.better, VALUES, range(6))
     found = [range_of(metric), between, observed[observed.index("[") :], f"[{low}, {high}]"]
     for text in found:
@@ -71,6 +79,6 @@ def test_shares_and_steps_are_rounded_outwards() -> None:
 
 def test_what_an_interval_and_a_quantile_need_is_said() -> None:
     metric: Metric = summarise("recovery_time", VALUES[1:])
-    assert _row(metric)[4:7] == ("needs 6 repeats", "needs 59 repeats", "needs 299 repeats")
+    assert row_of(metric)[6:9] == [f"needs {n} repeats" for n in (6, 59, 299)]
     assert median_ci95(VALUES[1:]) is None and median_ci95(VALUES) is not None
     assert len(VALUES) == LEAST_OF_MEDIAN

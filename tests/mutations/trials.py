@@ -11,9 +11,9 @@ from tests.mutations.bases import ARMS, base
 from tests.mutations.recorded import resolved_of
 from tests.mutations.tape import Mutation, Tape
 from trainchaos.chaos.events.log import Log
-from trainchaos.harness.compare.result.believed import ArmRecord
 from trainchaos.harness.compare.result.model import Trial
-from trainchaos.harness.compare.result.trials import TrialSource, trial_of
+from trainchaos.harness.compare.result.records import ArmRecord
+from trainchaos.harness.compare.result.trials import trial_of
 
 BASE = "compare"
 
@@ -30,20 +30,17 @@ def trial(mutation: Mutation | None = None) -> Trial:
     why = {name: record.contradictions for name, record in found.items()}
     trusted = None if why["control"] else arms["control"]
     return trial_of(
-        TrialSource(
-            label="torchrun default",
-            family="kill",
-            seed=made.seed,
-            log=arms["faulted"],
-            control=trusted,
-            ideal=trusted,
-            run="run",
-            control_run="control",
-            verdict=found["faulted"].verdict("pass"),
-            reproduce="",
-            contradictions=why["faulted"],
-            against=found["control"].said_as("its control"),
-        )
+        arms["faulted"],
+        trusted,
+        label="torchrun default",
+        family="kill",
+        seed=made.seed,
+        run="run",
+        control_run="control",
+        verdict=found["faulted"].verdict("pass"),
+        reproduce="",
+        contradictions=why["faulted"],
+        against=found["control"].notes("its control"),
     )
 
 

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +74,24 @@ def check_junit(element: ET.Element) -> None:
 def test_junit_is_as_its_schema_has_it(finished: Finished, tmp_path: Path, by_gate: bool) -> None:
     run, results = finished
     shown = gated(results, gate(results)) if by_gate else results
+    shown = shown.model_copy(update={"slas": shown.slas * (2 if by_gate else 1)})
     root = ET.parse(junit.write(run, shown, tmp_path / "x.xml")).getroot()
     check_junit(root)
     cases = list(root.iter("testcase"))
-    assert len({(c.get("classname"), c.get("name")) for c in cases}) == len(cases)
+    suite, named = root[0], {(case.get("classname"), case.get("name")) for case in cases}
+    assert len(named) == len(cases) == int(suite.get("tests", "0")), "equal clauses are kept apart"
     invariants = sum(len(cell.invariants) for cell in results.cells)
     assert len(cases) == len(shown.slas) + invariants + len(results.faults) + len(results.skipped)
-    assert next(iter(root[0])).tag == "properties"
+    assert suite[0].tag == "properties"
+    for tag, count in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        found = suite.findall(f"testcase/{tag}")
+        assert len(found) == int(suite.get(count, "0")) > 0
+        assert all(one.get("message") for one in found)
+    if not by_gate:
+        failed = suite.find("testcase[@name='recovery_time max < 5s']/failure")
+        assert failed is not None and "never" in (failed.get("message") or "")
+        warned = suite.find("testcase[@name='time_to_full_rate median < 3s']")
+        assert warned is not None and warned.find("error") is None
 
 
 # --- annotations, as the runner of GitHub Actions reads a line
@@ -255,7 +267,7 @@ def fake_chaos(folder: Path, code: int) -> dict[str, str]:
     ``code``.
     """
     program = folder / "bin" / "chaos"
-    program.parent.mkdir()
+    program.parent.mkdir(exist_ok=True)
     program.write_text(
         f'#!/bin/sh\nprintf "%s\\n" "$@" > "{folder}/said"\n'
         'while [ "$1" != --runs ]; do shift; done\nmkdir -p "$2/x/2026"\n'
@@ -269,9 +281,9 @@ def fake_chaos(folder: Path, code: int) -> dict[str, str]:
     }
 
 
-def told(folder: Path) -> dict[str, str]:
-    """The outputs of a step."""
-    return dict(line.split("=", 1) for line in (folder / "output").read_text().splitlines())
+def heard(folder: Path) -> list[str]:
+    """The arguments that ``chaos`` got."""
+    return (folder / "said").read_text().split("\n")[:-1]
 
 
 def test_the_action_has_what_github_asks_of_one() -> None:
@@ -296,37 +308,43 @@ def test_the_action_has_what_github_asks_of_one() -> None:
     assert {"actions/cache", "actions/upload-artifact"} <= set(uses)
 
 
-@pytest.mark.parametrize("code", [0, 1, 3])
-def test_the_action_runs_what_it_is_told(tmp_path: Path, code: int) -> None:
+@pytest.fixture
+def act(tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """Plays the action's step with these inputs, all others empty; returns its outputs."""
     step = next(s for s in yaml_of("action.yml")["runs"]["steps"] if s.get("id") == "run")
-    env = fake_chaos(tmp_path, code) | {
-        "SCENARIO": "-a $(touch owned); b.yaml",
-        "GATE": "true",
-        "BASELINE": "with space.json",
-        "REPEAT": "9",
-        "ALLOW_INCONCLUSIVE": "true",
-        "ARGUMENTS": "--set\nseed=3; touch owned\n",
-        "ARTIFACT": "chaos-report",
-    }
-    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
-    done = subprocess.run(
-        command, env=env, cwd=tmp_path, timeout=120, capture_output=True, text=True
+
+    def played(code: int = 0, **inputs: str) -> dict[str, str]:
+        env = fake_chaos(tmp_path, code) | dict.fromkeys(step["env"], "") | inputs
+        command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+        done = subprocess.run(
+            command, env=env, cwd=tmp_path, timeout=120, capture_output=True, text=True
+        )
+        assert done.returncode == code, done.stderr
+        output = tmp_path / "output"
+        outputs = dict(line.split("=", 1) for line in output.read_text().splitlines())
+        output.unlink()
+        return outputs
+
+    return played
+
+
+@pytest.mark.parametrize("code", [0, 1, 3])
+def test_the_action_runs_what_it_is_told(
+    act: Callable[..., dict[str, str]], tmp_path: Path, code: int
+) -> None:
+    outputs = act(
+        code,
+        SCENARIO="-a $(touch owned); b.yaml",
+        GATE="true",
+        BASELINE="with space.json",
+        REPEAT="9",
+        ALLOW_INCONCLUSIVE="true",
+        ARGUMENTS="--set\nseed=3; touch owned\n",
+        ARTIFACT="chaos-report",
     )
-    assert done.returncode == code, done.stderr
-    outputs = told(tmp_path)
-    assert (tmp_path / "said").read_text().split("\n")[:-1] == [
-        "run",
-        "--gate",
-        "--baseline=with space.json",
-        "--repeat=9",
-        "--allow-inconclusive",
-        "--set",
-        "seed=3; touch owned",
-        "--runs",
-        outputs["runs"],
-        "--",
-        "-a $(touch owned); b.yaml",
-    ]
+    said = ["run", "--gate", "--baseline=with space.json", "--repeat=9", "--allow-inconclusive"]
+    said += ["--set", "seed=3; touch owned", "--runs", outputs["runs"]]
+    assert heard(tmp_path) == [*said, "--", "-a $(touch owned); b.yaml"]
     assert not (tmp_path / "owned").exists()
     runs = Path(outputs["runs"])
     assert runs.parent == tmp_path and runs.name.startswith("chaos-runs-")
@@ -339,46 +357,22 @@ def test_the_action_runs_what_it_is_told(tmp_path: Path, code: int) -> None:
 
 
 def test_a_second_use_of_the_action_in_a_job_has_a_run_and_an_artifact_of_its_own(
-    tmp_path: Path,
+    act: Callable[..., dict[str, str]],
 ) -> None:
-    step = next(s for s in yaml_of("action.yml")["runs"]["steps"] if s.get("id") == "run")
-    env = fake_chaos(tmp_path, 0) | dict.fromkeys(step["env"], "")
-    found = []
-    for scenario in ("first.yaml", "folder/second.yaml", "folder/second.yaml"):
-        subprocess.run(
-            ["bash", "-eo", "pipefail", "-c", step["run"]],
-            env=env | {"SCENARIO": scenario, "ARTIFACT": "report"},
-            cwd=tmp_path,
-            timeout=120,
-            check=True,
-        )
-        found.append(told(tmp_path))
-        (tmp_path / "output").unlink()
+    scenarios = ("first.yaml", "folder/second.yaml", "folder/second.yaml")
+    found = [act(SCENARIO=scenario, ARTIFACT="report") for scenario in scenarios]
     assert len({outputs["run"] for outputs in found}) == 3
     assert len({outputs["artifact"] for outputs in found}) == 3
     names = [outputs["artifact"].rsplit("-", 1)[0] for outputs in found]
     assert names == ["report-first", "report-second", "report-second"]
 
 
-def test_the_action_does_without_what_is_left_empty(tmp_path: Path) -> None:
-    step = next(s for s in yaml_of("action.yml")["runs"]["steps"] if s.get("id") == "run")
-    nothing = dict.fromkeys(step["env"], "") | {"SCENARIO": "x.yaml"}
-    env = fake_chaos(tmp_path, 0) | nothing
-    subprocess.run(
-        ["bash", "-eo", "pipefail", "-c", step["run"]],
-        env=env,
-        cwd=tmp_path,
-        timeout=120,
-        check=True,
-    )
-    assert (tmp_path / "said").read_text().split() == [
-        "run",
-        "--runs",
-        told(tmp_path)["runs"],
-        "--",
-        "x.yaml",
-    ]
-    assert "artifact" not in told(tmp_path)
+def test_the_action_does_without_what_is_left_empty(
+    act: Callable[..., dict[str, str]], tmp_path: Path
+) -> None:
+    outputs = act(SCENARIO="x.yaml")
+    assert heard(tmp_path) == ["run", "--runs", outputs["runs"], "--", "x.yaml"]
+    assert "artifact" not in outputs
 
 
 def test_the_seal_that_is_signed_is_the_one_that_a_run_writes(tmp_path: Path) -> None:
@@ -406,16 +400,8 @@ def test_the_seal_that_is_signed_is_the_one_that_a_run_writes(tmp_path: Path) ->
 
 def test_the_gitlab_template_runs_what_it_is_told(tmp_path: Path) -> None:
     job = yaml_of("templates/trainchaos.gitlab-ci.yml")[".trainchaos"]
-    known = {
-        "stage",
-        "image",
-        "variables",
-        "cache",
-        "before_script",
-        "script",
-        "allow_failure",
-        "artifacts",
-    }
+    known = {"stage", "image", "variables", "cache", "before_script", "script", "artifacts"}
+    known |= {"allow_failure"}
     assert set(job) == known and all(isinstance(line, str) for line in job["script"])
     assert all(isinstance(value, str) for value in job["variables"].values())
     assert job["artifacts"]["when"] == "always" and job["artifacts"]["reports"]["junit"].endswith(
@@ -427,16 +413,8 @@ def test_the_gitlab_template_runs_what_it_is_told(tmp_path: Path) -> None:
         ["sh", "-ec", "\n".join(job["script"])], env=env, cwd=tmp_path, timeout=120
     )
     assert done.returncode == 3 and 3 in job["allow_failure"]["exit_codes"]
-    said = (tmp_path / "said").read_text().split("\n")[:-1]
-    assert said == [
-        "run",
-        "--gate",
-        "--baseline=c d.json",
-        "--runs",
-        "chaos-runs",
-        "--",
-        "a b.yaml",
-    ]
+    options = ["--gate", "--baseline=c d.json", "--runs", "chaos-runs"]
+    assert heard(tmp_path) == ["run", *options, "--", "a b.yaml"]
 
 
 # --- spans

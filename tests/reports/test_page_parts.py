@@ -187,23 +187,21 @@ def test_points_and_heads_say_what_they_are(drawn: Drawn) -> None:
     assert re.search(r"<title>recovery_time [\d.]+ s; recovery=hot-spare, repeat 2</title>", text)
     assert re.search(r"<title>recovery time [\d.]+ s; faulted arm of recovery=", text)
     assert re.search(r"<title>detect [\d.]+ s; faulted arm of recovery=hot-spare", text)
-    assert re.search(r'<g id="throughput0-fault0"><title>process-kill at [\d.]+ s; ', text)
-    assert re.search(r'<g id="loss0-fault0"><title>process-kill in step 77; ', text)
+    mark = r'<polygon class="fault"[^>]*><title>process-kill '
+    assert re.search(mark + r"at [\d.]+ s; ", text) and re.search(mark + "in step 77; ", text)
     for name, words in (
         ("throughput", r"[\d.e-]+ to [\d.e-]+ s: [\d.]+ samples/s; [\d.]+ without the fault"),
         ("loss", r"step \d+: loss [\d.]+; [\d.]+ without the fault, difference -?[\d.e-]+"),
     ):
         section = text.split(f'<section id="{name}">')[1].split("</section>")[0]
-        said = re.findall(r'pointer-events="all"><title>([^<]*)</title></rect>', section)
+        said = re.findall(r'<rect class="band"[^>]*><title>([^<]*)</title>', section)
         assert any(re.fullmatch(words, band) for band in said), said[:4]
 
 
 def test_the_bands_of_a_plot_cover_it_once_and_are_few(drawn: Drawn) -> None:
     section = drawn.text.split('<section id="throughput">')[1].split("</section>")[0]
     for plot in re.findall(r"<svg.*?</svg>", section, re.DOTALL):
-        rects = re.findall(
-            r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)" height="[\d.]+" fill="none"', plot
-        )
+        rects = re.findall(r'<rect class="band" x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', plot)
         edges = [(float(left), float(left) + float(wide)) for left, wide in rects]
         assert 5 < len(edges) <= plots.MAX_BANDS
         assert all(abs(a[1] - b[0]) < 0.3 for a, b in pairwise(edges))

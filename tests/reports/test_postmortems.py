@@ -221,27 +221,32 @@ HUNG = {"process": "w2", "role": "hung", "answered": True, "frames": FRAMES, "fi
 SILENT = {"process": "w0", "role": "peer", "answered": False, "frames": [], "file": ""}
 
 
-def test_where_a_hung_rank_stood_is_told(told: Told) -> None:
+def incidents_with(told: Told, *said: Mapping[str, Any], kind: Kind = Kind.STACKS_DUMPED) -> Any:
+    """The hang and the kill of the first arm, with what was dumped."""
     run, results = told
-    arm = next(arm.id for arm in results.arms)
-    log = with_stacks(read_log(run.events(arm)), HUNG, SILENT)
-    hang, kill = told_of(log, arm, results)
-    assert [text for label, text in facts_of(hang) if label == "stack"] == [
+    arm = results.arms[0].id
+    return told_of(with_stacks(read_log(run.events(arm)), *said, kind=kind), arm, results)
+
+
+def labelled(incident: Any, wanted: str) -> list[str]:
+    return [text for label, text in facts_of(incident) if label == wanted]
+
+
+def test_where_a_hung_rank_stood_is_told(told: Told) -> None:
+    hang, kill = incidents_with(told, HUNG, SILENT)
+    assert labelled(hang, "stack") == [
         "w2 (hung) in b/train.py:7 in step < b/loop.py:9 in main < x.py:1 in a < y.py:2 in b;"
         " w2.stacks",
         "w0 (peer) did not answer: it was stopped, or waited in the kernel",
     ]
-    assert [label for label, _ in facts_of(kill)].count("stack") == 0
+    assert labelled(kill, "stack") == []
     assert [event.data["frames"] for event in hang.stacks] == [FRAMES, []]
 
 
 @pytest.mark.parametrize("frames", [None, "text", 7, [None, {"a": 1}]])
 def test_stacks_of_any_shape_are_told(told: Told, frames: Any) -> None:
-    run, results = told
-    arm = next(arm.id for arm in results.arms)
-    log = with_stacks(read_log(run.events(arm)), {**HUNG, "frames": frames})
-    hang, _ = told_of(log, arm, results)
-    assert any(label == "stack" for label, _ in facts_of(hang))
+    hang, _ = incidents_with(told, {**HUNG, "frames": frames})
+    assert labelled(hang, "stack")
 
 
 ENTRY = {"group": "generation-1", "seq": 41, "op": "all_reduce", "sizes": "8 Float"}
@@ -262,14 +267,10 @@ WAITS = {
 
 
 def test_which_collective_each_rank_stood_in_is_told(told: Told) -> None:
-    run, results = told
-    arm = next(arm.id for arm in results.arms)
-    raw = read_log(run.events(arm))
-    log = with_stacks(raw, BEHIND, WAITS, kind=Kind.COLLECTIVES_DUMPED)
-    hang, kill = told_of(log, arm, results)
-    (line,) = [text for label, text in facts_of(hang) if label == "waits"]
+    hang, kill = incidents_with(told, BEHIND, WAITS, kind=Kind.COLLECTIVES_DUMPED)
+    (line,) = labelled(hang, "waits")
     assert line.startswith("rank 2 (w2) has not begun all_reduce 41 (8 Float) of generation-1")
-    assert [label for label, _ in facts_of(kill)].count("waits") == 0
+    assert labelled(kill, "waits") == []
     assert [record.rank for record in hang.records] == [2, 0]
 
 

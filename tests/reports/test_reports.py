@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import pandas as pd
 import pytest
 
 from tests.reports.conftest import Drawn
-from tests.support.pages.html_page import Page, drawings
+from tests.support.pages.html_page import Page, drawings, fetches_nothing, regular_tables
 from tests.support.pages.sample_results import HOSTILE, build, empty, metric
 from trainchaos import reports
 from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind, Log
@@ -29,7 +28,7 @@ from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.results import Finding, Results
 from trainchaos.reports import markdown, trace
 from trainchaos.reports.content.figures import range_of
-from trainchaos.reports.content.series import ArmSeries
+from trainchaos.reports.content.series import ArmSeries, Commit
 from trainchaos.reports.content.tables import align
 from trainchaos.reports.outlets.terminal import summary
 
@@ -43,13 +42,11 @@ def finished(drawn: Drawn) -> Finished:
 
 
 def test_steps_of_one_moment_have_a_rate_together() -> None:
-    steps = pd.DataFrame(
-        {"time_s": [1.0, 2.0, 2.0, 4.0], "step": [1, 2, 3, 4], "samples": [4, 4, 4, 4]}
-    )
-    series: Any = object.__new__(ArmSeries)
-    object.__setattr__(series, "steps", steps)
-    rates = series.throughput()
-    assert (list(rates["time_s"]), list(rates["rate"])) == ([2.0, 4.0], [8.0, 2.0])
+    seen = enumerate((1.0, 2.0, 2.0, 4.0), start=1)
+    steps = [Commit(time_s=time_s, step=step, samples=4, loss=None) for step, time_s in seen]
+    arm: Any = None
+    series = ArmSeries(arm=arm, observed=False, steps=steps, healed={})
+    assert series.throughput() == [(2.0, 8.0), (4.0, 2.0)]
 
 
 def page_of(run: RunDirectory) -> tuple[str, Page]:
@@ -68,20 +65,11 @@ def test_package_finds_its_reports_and_stays_light() -> None:
 
 def test_html_is_one_balanced_file_that_fetches_nothing(drawn: Drawn) -> None:
     text, page = drawn.text, drawn.page
-    assert page.open == []
-    assert page.tags["script"] == page.tags["img"] == page.tags["iframe"] == 0
+    fetches_nothing(text, page)
+    assert page.tags["script"] == 0
     links = [a for a in page.addresses if not a.startswith(("#", "data:,"))]
     assert {"results.json", "trace.json"} & set(links) == {"trace.json"}, "only what exists"
     assert all((drawn.run.root / unquote(link)).is_file() for link in links)
-    assert not [
-        u
-        for u in re.findall(r"https?://[^\s\"'<]+", text)
-        if not u.startswith("http://www.w3.org/")
-    ]
-    assert "@import" not in text and not re.search(r"url\((?!#)", text)
-    assert len(page.ids) == len(set(page.ids))
-    targets = {a[1:] for a in page.addresses if a.startswith("#")}
-    assert targets <= set(page.ids)
 
 
 def test_html_holds_what_the_run_showed(drawn: Drawn) -> None:
@@ -107,14 +95,11 @@ def test_html_holds_what_the_run_showed(drawn: Drawn) -> None:
 def test_svgs_are_well_formed_labelled_and_themed(drawn: Drawn) -> None:
     shown = drawings(drawn.text)
     assert len(drawings(drawn.text, "timeline")) == 3 * 3
-    assert len([one for one in shown if one.get("aria-labelledby")]) == 2 * 3
+    assert len(drawings(drawn.text, "plot")) == 2 * 3
     for one in shown:
         title = next((e for e in one.iter() if e.tag.endswith("title")), None)
         named = one.get("role") == "img" and title is not None and title.text
         assert named or one.get("aria-hidden") == "true"
-    for plot in re.findall(r"<svg[^>]*aria-labelledby.*?</svg>", drawn.text, flags=re.DOTALL):
-        assert "var(--ink)" in plot and "<text" in plot
-        assert not re.search(r"#0[0-9a-f]0[0-9a-f]0[0-9a-f]\b", plot), "a stand-in colour was left"
 
 
 @pytest.mark.long
@@ -130,34 +115,6 @@ def test_wall_clock_table_adds_up(finished: Finished) -> None:
     for (cell, kind), spent in wall_seconds(results).items():
         walls = [a.wall_s for a in results.arms if (a.cell, a.arm) == (cell, kind)]
         assert sum(spent.values()) == pytest.approx(sum(walls) / len(walls))
-
-
-def test_junit_counts_names_and_kinds(finished: Finished) -> None:
-    run, results = finished
-    root = ET.parse(run.root / "junit.xml").getroot()
-    suite = root[0]
-    assert suite[0].tag == "properties"
-    cases = suite.findall("testcase")
-    names = [(c.get("classname"), c.get("name")) for c in cases]
-    assert len(names) == len(set(names)) == int(suite.get("tests", "0"))
-    invariants = sum(len(c.invariants) for c in results.cells)
-    assert len(cases) == len(results.slas) + invariants + len(results.faults) + len(results.skipped)
-    for tag, count in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
-        found = suite.findall(f"testcase/{tag}")
-        assert len(found) == int(suite.get(count, "0")) > 0
-        assert all(f.get("message") for f in found)
-    failed = suite.find("testcase[@name='recovery_time max < 5s']/failure")
-    assert failed is not None and "never" in (failed.get("message") or "")
-    warned = suite.find("testcase[@name='time_to_full_rate median < 3s']")
-    assert warned is not None and warned.find("error") is None
-
-
-def test_junit_keeps_equal_clauses_apart(finished: Finished, tmp_path: Path) -> None:
-    _, results = finished
-    doubled = results.model_copy(update={"slas": results.slas * 2})
-    root = ET.parse(reports.render("junit", RunDirectory(tmp_path), doubled)).getroot()
-    names = [(c.get("classname"), c.get("name")) for c in root.iter("testcase")]
-    assert len(names) == len(set(names))
 
 
 def test_fault_that_never_fired_is_an_error_not_a_pass(finished: Finished, tmp_path: Path) -> None:
@@ -187,15 +144,8 @@ def test_markdown_tables_are_regular_and_inert(finished: Finished) -> None:
     run, results = finished
     text = (run.root / "summary.md").read_text()
     assert text.startswith("## ✗ FAIL")
-    assert "<script" not in text.replace("\\<", "")
     assert results.reproduce in text
-    widths: list[int] = []
-    for line in text.splitlines():
-        if line.startswith("|"):
-            widths.append(len(re.findall(r"(?<!\\)\|", line)))
-            assert widths[-1] == widths[0]
-        else:
-            widths = []
+    regular_tables(text)
 
 
 def test_markdown_stays_below_the_limit_of_a_step_summary(

@@ -11,15 +11,16 @@ import pytest
 from trainchaos import beacon
 from trainchaos.harness.compare.environments import environments
 from trainchaos.harness.compare.environments.stack import CommonJob, Settings
+from trainchaos.harness.compare.environments.tuned import stack_of
 from trainchaos.harness.script.listen.progress import ProgressReport, parse_beacon
 
 
 def interpreter(name: str) -> Path:
     """Of a stack's environment; skips the test where there is none."""
-    python = environments.python_of(name)
-    if python is None:
-        pytest.skip(f"{environments.look(name).why}: chaos stacks install {name}")
-    return python
+    found = environments.look(name)
+    if not found.ready:
+        pytest.skip(f"{found.why}: chaos stacks install {name}")
+    return found.python
 
 
 def start(
@@ -32,11 +33,11 @@ def start(
     job = CommonJob(
         size="nano", ranks=ranks, steps=steps, global_batch=8, every=2, seed=3, data=data
     )
-    drive = environments.made(name, settings).drive(job, python)
+    drive = stack_of(name, environments.find(name), settings).drive(job, python)
     told = {"CHAOS_SCRATCH": str(scratch), beacon.VARIABLE: str(scratch / "beacon")}
     with (scratch / "output").open("wb") as output:
         return subprocess.Popen(
-            drive.argv,
+            [word.replace("$CHAOS_SCRATCH", str(scratch)) for word in drive.argv],
             env={**os.environ, **drive.env, **told},
             cwd=scratch,
             stdout=output,

@@ -16,7 +16,7 @@ from trainchaos.chaos.commands.shared.quantities import span
 from trainchaos.chaos.commands.shared.say import say, say_json, say_table
 
 if TYPE_CHECKING:
-    from trainchaos.harness.preflight.checks.findings import Findings
+    from trainchaos.harness.preflight.check import Findings
     from trainchaos.recovery.health.taints import TaintList
 
 DEFAULT_S, SAVING_S = 60.0, 180.0
@@ -135,7 +135,7 @@ def _taints() -> TaintList:
 
 
 def _add_to(known: TaintList, found: Findings) -> None:
-    from trainchaos.harness.preflight.checks.findings import as_taints
+    from trainchaos.harness.preflight.check import as_taints
 
     now = datetime.now(UTC)
     for each in as_taints(found.unfit, socket.gethostname(), now):

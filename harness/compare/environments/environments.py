@@ -25,9 +25,8 @@ from trainchaos.chaos import plugins
 from trainchaos.chaos.errors import NewerVersion, ScenarioError
 from trainchaos.chaos.files import read_model
 from trainchaos.chaos.home import HOME, cache
-from trainchaos.chaos.scenario.sla import nearest
-from trainchaos.harness.compare.environments.stack import Requirements, Settings, Stack
-from trainchaos.harness.compare.environments.tuned import stack_of
+from trainchaos.chaos.source.diagnostics import unknown
+from trainchaos.harness.compare.environments.stack import Requirements, Stack
 
 VARIABLE = "TRAINCHAOS_STACKS"
 MARK = "trainchaos-ready.json"
@@ -92,30 +91,13 @@ def find(name: str) -> type[Stack]:
     known = stacks()
     if name in known:
         return known[name]
-    near = nearest(name, sorted(known))
-    raise ScenarioError(
-        f"unknown stack {name!r}",
-        hint=(f"did you mean {near}? " if near else "")
-        + f"stacks are {', '.join(sorted(known))}: chaos stacks list",
-    )
-
-
-def made(name: str, settings: Settings = "default") -> Stack:
-    """A stack with one of its settings. Raises ScenarioError as ``find`` does."""
-    return stack_of(name, find(name), settings)
+    raise ScenarioError(unknown("stack", name, known), hint="chaos stacks list shows them all")
 
 
 def root() -> Path:
     """Directory of all environments."""
-    said = os.environ.get(VARIABLE)
-    if said:
-        return Path(said).expanduser().absolute()
-    return cache() / "stacks"
-
-
-def directory_of(name: str, requirements: Requirements) -> Path:
-    """The environment's directory; stacks may share one."""
-    return root() / (requirements.shared or name)
+    given = os.environ.get(VARIABLE)
+    return Path(given).expanduser().absolute() if given else cache() / "stacks"
 
 
 def interpreter(directory: Path) -> Path:
@@ -127,55 +109,28 @@ def look(name: str) -> Environment:
     """The environment of a stack, from its mark; starts nothing. Raises ScenarioError for an
     unknown stack.
     """
-    return _of(name, find(name))
+    return of(name, find(name))
 
 
-def _of(name: str, stack: type[Stack]) -> Environment:
+def of(name: str, stack: type[Stack]) -> Environment:
+    """As ``look``, of a stack that need not be a plugin."""
     requirements = stack.requirements
     if requirements is None:
         return _here(name)
-    directory = directory_of(name, requirements)
-    why, versions = _why_not(name, directory, requirements), {}
-    mark = read_mark(directory)
-    if mark is not None:
-        names = {"python", *map(package_of, mark.wanted)}
-        versions = {
-            package: version
-            for package, version in mark.versions.items()
-            if canonicalize_name(package) in names
-        }
-        versions["python"] = mark.python
+    directory = root() / (requirements.shared or name)
+    why, mark = _why_not(directory, requirements), read_mark(directory)
+    names = {package_of(pin) for pin in mark.wanted} if mark else set()
+    known = (
+        {p: v for p, v in mark.versions.items() if canonicalize_name(p) in names} if mark else {}
+    )
     return Environment(
         name=name,
         directory=directory,
         ready=not why,
         why=why,
         python=interpreter(directory),
-        versions=versions,
+        versions={**known, "python": mark.python} if mark else {},
     )
-
-
-def need(name: str) -> Environment:
-    """As ``look``. Raises ScenarioError with the install command if it is not ready."""
-    found = look(name)
-    if not found.ready:
-        raise ScenarioError(
-            f"stack {name} is not ready: {found.why}", hint=f"chaos stacks install {name}"
-        )
-    return found
-
-
-def python_of(name: str, stack: type[Stack] | None = None) -> Path | None:
-    """Interpreter of a stack's environment; None if it is not ready. ``stack``: the class, if it is
-    not a plugin.
-    """
-    found = _of(name, stack or find(name))
-    return found.python if found.ready else None
-
-
-def versions_of(name: str, stack: type[Stack] | None = None) -> dict[str, str]:
-    """Installed versions of a stack's own packages."""
-    return dict(_of(name, stack or find(name)).versions)
 
 
 def wanted(requirements: Requirements) -> list[str]:
@@ -226,20 +181,16 @@ def read_mark(directory: Path) -> ReadyMark | None:
         return None
 
 
-def _why_not(name: str, directory: Path, requirements: Requirements) -> str:
+def _why_not(directory: Path, requirements: Requirements) -> str:
     mark = read_mark(directory)
     if mark is None:
-        unable = unfit(requirements)
-        if unable:
+        if unable := unfit(requirements):
             return unable
         if not directory.exists():
             return "it is not installed"
-        ours = (directory / OWNED).exists()
-        return (
-            "an install of it was interrupted"
-            if ours
-            else f"chaos stacks install did not make {directory}"
-        )
+        if (directory / OWNED).exists():
+            return "an install of it was interrupted"
+        return f"chaos stacks install did not make {directory}"
     if mark.wanted != wanted(requirements):
         return "it was made for other versions"
     if not interpreter(directory).exists():

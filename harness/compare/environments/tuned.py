@@ -61,16 +61,12 @@ class Sweep(Model):
         """One sentence for reports."""
         survived = sum(one.score != float("inf") and not one.lost for one in self.tried)
         least = next((one.lost for one in self.tried if one.values == self.best), 0)
-        losing = (
-            f", the best loses {least} of {len(self.seeds) * len(self.families)} jobs"
-            if least
-            else ""
-        )
-        options = ", ".join(self.grid)
+        jobs = len(self.seeds) * len(self.families)
+        losing = f", the best loses {least} of {jobs} jobs" if least else ""
         return (
-            f"A recorded sweep of {options}: the best median recovery of {len(self.tried)}"
-            f" combinations, of which {survived} survived {' and '.join(self.families)} with seeds"
-            f" {self.seeds[0]} to {self.seeds[-1]}{losing}"
+            f"A recorded sweep of {', '.join(self.grid)}: the best median recovery of"
+            f" {len(self.tried)} combinations, of which {survived} survived"
+            f" {' and '.join(self.families)} with seeds {self.seeds[0]} to {self.seeds[-1]}{losing}"
             f" (harness/compare/stacks/tuned/{self.stack}.json, commit"
             f" {self.commit[:9] or 'unknown'})."
         )

@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from trainchaos.chaos.files import (
 )
 from trainchaos.chaos.home import HOME
 from trainchaos.harness.compare.environments.stack import Settings, Way
-from trainchaos.harness.compare.plan.plan import Arm
+from trainchaos.harness.compare.plan.plan import Arm, PlannedFamily
 from trainchaos.harness.host import dns_check, processes
 from trainchaos.harness.judge.figures import Model
 from trainchaos.harness.launch import devices
@@ -41,20 +41,6 @@ SCHEMA_VERSION = 1
 CODE = ("chaos", "recovery", "harness")
 SAME = ("code", "python", "cores", "processor", "host", "cuda_devices", "versions")
 """Facts whose change between arms must be reported; a reboot of the machine is reported too."""
-
-
-class PlannedFamily(Model):
-    """A fault family as planned. ``workload``: size, ranks, steps, global batch, steps between
-    checkpoints; ``script``: the family tests the training script's checks rather than a stack's
-    recovery (``harness.compare.plan.plan.Family``).
-    """
-
-    name: str
-    path: str
-    digest: str
-    about: str
-    workload: tuple[str, int, int, int, int]
-    script: bool = False
 
 
 class PlannedStack(Model):
@@ -129,31 +115,15 @@ class PlayedArm(Model):
     busy: float | None = None
 
 
-@dataclass(frozen=True)
 class Directory:
-    """Paths of one comparison."""
+    """One comparison's files: its ``plan``, the ``trials`` played, the directories of their
+    ``runs``, and the ``data`` that all train on, made once.
+    """
 
-    root: Path
-
-    @property
-    def plan(self) -> Path:
-        """The file of the plan."""
-        return self.root / "plan.json"
-
-    @property
-    def trials(self) -> Path:
-        """The file of arms played."""
-        return self.root / "trials.jsonl"
-
-    @property
-    def runs(self) -> Path:
-        """The run directories."""
-        return self.root / "runs"
-
-    @property
-    def data(self) -> Path:
-        """The corpus, made once for all."""
-        return self.root / "data"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.plan, self.trials = root / "plan.json", root / "trials.jsonl"
+        self.runs, self.data = root / "runs", root / "data"
 
     def scenario(self, arm: Arm) -> Path:
         """The scenario file that one arm is run with."""
@@ -243,6 +213,11 @@ class Directory:
                     f"{self.trials}:{number} is damaged: {reason(error)}",
                     hint="remove that line: its arm is then played again",
                 ) from error
+
+
+def now() -> str:
+    """The current time in the format of plans and trials."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def provenance() -> dict[str, Any]:

@@ -49,34 +49,37 @@ class Entrant:
     stack: Stack
 
 
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """One kind of failure. ``cell``: of its scenario file; ``digest``: of what the file says."""
+class PlannedFamily(Model):
+    """One kind of failure, as a plan keeps it. ``digest``: of what its file says; ``workload``:
+    size, ranks, steps, global batch, steps between checkpoints; ``script``: it tests the training
+    script rather than the stack, as its faults change values, which only a script's own checks can
+    notice. It is shown separately, outside the headline.
+    """
 
     name: str
-    path: Path
-    cell: Cell
+    path: str
     digest: str
+    about: str
+    workload: tuple[str, int, int, int, int]
+    script: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One kind of failure, with the cell of its scenario file."""
+
+    planned: PlannedFamily
+    cell: Cell
 
     @property
-    def script(self) -> bool:
-        """Whether it tests the training script rather than the stack: its faults change values,
-        which only a script's own checks can notice. It is shown separately, outside the headline.
-        """
-        return {fault.kind for fault in self.cell.scenario.faults} & set(CHANGES_VALUES) != set()
-
-    @property
-    def about(self) -> str:
-        """Description of its faults, for people."""
-        scenario = self.cell.scenario
-        return scenario.description or ", ".join(fault.kind for fault in scenario.faults)
+    def name(self) -> str:
+        """Of its scenario."""
+        return self.planned.name
 
     @property
     def workload(self) -> tuple[str, int, int, int, int]:
-        """What is trained: size, ranks, steps, global batch, steps between checkpoints."""
-        spec = self.cell.scenario.workload
-        size = str(spec.params.get("size", "nano"))
-        return size, spec.ranks, spec.steps, spec.global_batch, spec.checkpoint.steps or 0
+        """As planned."""
+        return self.planned.workload
 
     def job(self, seed: int, data: Path) -> CommonJob:
         """The common job with that seed on that corpus."""
@@ -107,10 +110,6 @@ class Arm(Model):
         """Unique in a comparison, and a file's name: ``torchft-tuned.kill.7``."""
         what = self.family or f"control-of-{self.like}"
         return f"{slug(self.label)}.{slug(what)}.{self.seed}"
-
-
-def _data(family: Family) -> str:
-    return str(family.cell.scenario.workload.params.get("data") or "the default")
 
 
 def slug(text: str) -> str:
@@ -192,22 +191,29 @@ def family_of(path: Path, cells: Sequence[Cell]) -> Family:
             f"its checkpoints come every {scenario.workload.checkpoint.every}",
             "stacks save every so many steps: workload.checkpoint.every is a number",
         )
-    said = repr(
-        (
-            scenario.workload.model_dump(mode="json"),
-            [f.model_dump(mode="json") for f in scenario.faults],
-        )
+    faults = [fault.model_dump(mode="json") for fault in scenario.faults]
+    said = repr((scenario.workload.model_dump(mode="json"), faults))
+    spec, kinds = scenario.workload, [fault.kind for fault in scenario.faults]
+    size = str(spec.params.get("size", "nano"))
+    planned = PlannedFamily(
+        name=scenario.name,
+        path=str(path),
+        digest=hashlib.sha256(said.encode()).hexdigest()[:16],
+        about=scenario.description or ", ".join(kinds),
+        workload=(size, spec.ranks, spec.steps, spec.global_batch, spec.checkpoint.steps or 0),
+        script=not set(kinds).isdisjoint(CHANGES_VALUES),
     )
-    digest = hashlib.sha256(said.encode()).hexdigest()[:16]
-    return Family(name=scenario.name, path=path, cell=cells[0], digest=digest)
+    return Family(planned=planned, cell=cells[0])
 
 
 def check_families(families: Sequence[Family], chosen: Sequence[Entrant]) -> None:
     """Raise ScenarioError if two families have the same name or different data, or if no stack can
     take part in one.
     """
-    names = [family.name for family in families]
-    data = {_data(family): str(family.path) for family in families}
+    data = {
+        str(family.cell.scenario.workload.params.get("data") or "the default"): family.planned.path
+        for family in families
+    }
     if len(data) > 1:
         raise ScenarioError(
             "fault families on different data:"
@@ -217,16 +223,17 @@ def check_families(families: Sequence[Family], chosen: Sequence[Entrant]) -> Non
             ),
         )
     for family in families:
-        if names.count(family.name) > 1:
-            paths = ", ".join(str(one.path) for one in families if one.name == family.name)
+        paths = [one.planned.path for one in families if one.name == family.name]
+        if len(paths) > 1:
             raise ScenarioError(
-                f"two fault families are called {family.name!r}: {paths}", hint="give each a name"
+                f"two fault families are called {family.name!r}: {', '.join(paths)}",
+                hint="give each a name",
             )
         refusals = {one.label: one.stack.not_offered(family.name) for one in chosen}
         if all(refusals.values()):
             why = "; ".join(f"{label}: {reason}" for label, reason in refusals.items())
             raise ScenarioError(
-                f"{family.path}: no stack can be put under {family.name} ({why})",
+                f"{family.planned.path}: no stack can be put under {family.name} ({why})",
                 hint="leave it out",
             )
 
@@ -275,15 +282,9 @@ def control_of(
     arm: Arm, arms: Sequence[Arm], families: Mapping[str, tuple[Any, ...]]
 ) -> Arm | None:
     """The control that an arm is compared with. ``families``: name -> workload."""
-    if arm.family is None:
-        return None
-    wanted = families[arm.family]
-    alike = (
-        other
-        for other in arms
-        if other.family is None and other.label == arm.label and other.seed == arm.seed
-    )
-    return next((other for other in alike if families[other.like] == wanted), None)
+    key = (None, arm.label, arm.seed, families[arm.family or arm.like])
+    alike = (one for one in arms if (one.family, one.label, one.seed, families[one.like]) == key)
+    return next(alike, None) if arm.family is not None else None
 
 
 def seconds_left(

@@ -67,7 +67,7 @@ def scenario_of(arm: Arm, family: Family, drive: Drive, *, deadline_s: float) ->
     return {
         "version": 1,
         "name": arm.id.rpartition(".")[0],
-        "description": f"{arm.label}: {family.about if arm.family else 'no fault'}",
+        "description": f"{arm.label}: {family.planned.about if arm.family else 'no fault'}",
         "seed": arm.seed,
         "requires": family.cell.scenario.requires.model_dump(mode="json", exclude_defaults=True),
         "workload": workload,

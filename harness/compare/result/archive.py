@@ -16,7 +16,7 @@ import shutil
 import socket
 import tarfile
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Self
 
 from trainchaos.chaos.errors import InfrastructureError, LogError
@@ -38,12 +38,16 @@ OF_A_RUN = ("events", "scenario.resolved.yaml", "system.json", "results.json")
 
 def pack(directory: Directory, target: Path) -> Path:
     """Write the archive atomically; the same input gives the same bytes. Raises NoRun if there is
-    no comparison, InfrastructureError if the file cannot be written.
+    no comparison, LogError for a file that cannot be packed, InfrastructureError if the archive
+    cannot be written.
     """
     directory.read_plan()
-    replaced = _places(directory)
-    files = sorted(_files(directory))
-    runs = {directory.root / played.run for played in directory.played().values()}
+    root, replaced = directory.root, _places(directory)
+    played = directory.played()
+    runs = {root / one.run for one in played.values()}
+    files = {directory.plan, directory.trials, *map(directory.scenario, played)}
+    files |= {path for run in runs for path in _of_run(run, root)}
+    sealed: dict[Path, dict[str, seal.SealedFile]] = {}
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with (
@@ -51,18 +55,17 @@ def pack(directory: Directory, target: Path) -> Path:
             lzma.open(whole, "wb", preset=6) as stream,
             tarfile.open(fileobj=stream, mode="w") as tar,
         ):
-            sealed: dict[Path, dict[str, seal.SealedFile]] = {}
-            for path in files:
+            for path in sorted(files):
                 data = _read(path)
                 for place, name in replaced:
                     data = data.replace(place, name)
-                _add(tar, path.relative_to(directory.root).as_posix(), data)
+                _add(tar, path.relative_to(root).as_posix(), data)
                 run = next((run for run in runs if path.is_relative_to(run)), None)
                 if run is not None and path.name != "results.json":
                     own = path.relative_to(run).as_posix()
                     sealed.setdefault(run, {})[own] = seal.of_bytes(data)
             for run, its in sorted(sealed.items()):
-                named = (run.relative_to(directory.root) / seal.FILE).as_posix()
+                named = (run.relative_to(root) / seal.FILE).as_posix()
                 _add(tar, named, seal.again(RunDirectory(run), its).encode())
     except OSError as error:
         raise InfrastructureError(
@@ -77,30 +80,16 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     tar.addfile(entry, io.BytesIO(data))
 
 
-def _files(directory: Directory) -> Iterator[Path]:
-    yield directory.plan
-    yield directory.trials
-    for arm, played in directory.played().items():
-        yield directory.scenario(arm)
-        run = directory.root / played.run
-        for name in OF_A_RUN:
-            place = run / name
-            yield from (
-                path for path in (place, *place.rglob("*")) if _is_own(path, directory.root)
-            )
-
-
-def _is_own(path: Path, root: Path) -> bool:
-    """Whether it is a plain file inside the directory itself, so that no target of a link is
-    published.
-    """
-    if path.is_symlink() or not path.is_file():
-        return False
-    return root.resolve() in path.resolve().parents
+def _of_run(run: Path, root: Path) -> Iterator[Path]:
+    """Plain files inside the comparison itself, so that no target of a link is published."""
+    for place in (run / name for name in OF_A_RUN):
+        for path in (place, *place.rglob("*")):
+            inside = path.resolve().is_relative_to(root.resolve())
+            if inside and path.is_file() and not path.is_symlink():
+                yield path
 
 
 def _read(path: Path) -> bytes:
-    """Read a file for the archive. Raises LogError if it cannot be packed."""
     try:
         return read_bytes(path, most=MOST_OF_ONE)
     except OSError as error:
@@ -135,25 +124,23 @@ def unpack(path: Path, into: Path) -> None:
         ):
             for entry in tar:
                 count, total = count + 1, total + entry.size
-                if not entry.isfile() or not _below(entry.name):
+                target = into / entry.name
+                if not entry.isfile() or not target.resolve().is_relative_to(into.resolve()):
                     raise LogError(
                         f"{path}: {entry.name!r} is not a plain file below it",
                         hint="it is not a comparison",
                     )
                 if count > MOST_FILES or total > MOST_BYTES:
-                    raise LogError(
-                        f"{path} is larger than {MOST_BYTES} bytes or {MOST_FILES} files"
-                    )
-                source = tar.extractfile(entry)
-                target = into / entry.name
+                    raise ValueError(f"it is larger than {MOST_BYTES} bytes or {MOST_FILES} files")
                 target.parent.mkdir(parents=True, exist_ok=True)
+                source = tar.extractfile(entry)
                 with replacing(target) as written:
                     if source is not None:
                         shutil.copyfileobj(source, written)
             while stream.read(2**20):  # to the end, where a torn file shows; padding alone is left
                 total += 2**20
                 if total > MOST_BYTES:
-                    raise LogError(f"{path} is larger than {MOST_BYTES} bytes")
+                    raise ValueError(f"it is larger than {MOST_BYTES} bytes")
     except (OSError, EOFError, lzma.LZMAError, tarfile.TarError, ValueError) as error:
         raise LogError(
             f"{path} cannot be unpacked: {reason(error)}", hint="chaos compare --archive writes one"
@@ -167,13 +154,7 @@ class _Entry(tarfile.TarInfo):
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """As in the base class; raises ValueError for such an entry that is too large."""
         found = super().frombuf(buf, encoding, errors)
         if found.type not in tarfile.REGULAR_TYPES and found.size > MOST_ABOUT:
             raise ValueError("what an entry says about another one is too large")
         return found
-
-
-def _below(name: str) -> bool:
-    path = PurePosixPath(name)
-    return bool(name) and not path.is_absolute() and ".." not in path.parts and "\\" not in name

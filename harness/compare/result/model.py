@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -27,12 +28,36 @@ OutcomeClass = Literal[
     "not offered",
     "refuted",
 ]
-"""Outcome of a job. ``rolled back``: recovered from a checkpoint and redid steps; ``started over``:
-from step 0; ``degraded``: continued slower or with fewer ranks to its end; ``committed bad
-values``: a non-finite or corrupted state was trained on unnoticed; ``not offered``: this stack
-cannot take part in this fault family, for the reason in the note; ``refuted``: its record is not
-credible and is ignored (``harness.compare.result.believed``).
-"""
+
+
+class OutcomeTraits(NamedTuple):
+    """Meaning of a class of outcomes. ``kept``: the job kept its work; ``tried``: the stack was
+    really tested; ``mark``: a shape; ``meaning``: one line for the key.
+    """
+
+    kept: bool
+    tried: bool
+    mark: str
+    meaning: str
+
+
+OUTCOMES: Mapping[OutcomeClass, OutcomeTraits] = {
+    "masked": OutcomeTraits(True, True, "◉", "training never stopped"),
+    "recovered": OutcomeTraits(True, True, "●", "continued where it was"),
+    "rolled back": OutcomeTraits(True, True, "◀", "continued from a checkpoint, steps redone"),
+    "degraded": OutcomeTraits(True, True, "◐", "continued slower or with fewer ranks"),
+    "started over": OutcomeTraits(False, True, "◁", "restarted from step 0, all work lost"),
+    "all ranks died": OutcomeTraits(False, True, "✖", "the job ended"),
+    "hung": OutcomeTraits(False, True, "‖", "the job stood still until it was stopped"),
+    "committed bad values": OutcomeTraits(False, True, "⚠", "trained on damaged state, unnoticed"),
+    "not landed": OutcomeTraits(False, False, "◌", "the fault did not take effect; proves nothing"),
+    "not offered": OutcomeTraits(False, False, "–", "this stack cannot take part in this fault"),
+    "refuted": OutcomeTraits(False, False, "⊗", "its record is not credible, and is ignored"),
+}
+"""From best to worst."""
+FOR_EVER = {name for name, traits in OUTCOMES.items() if traits.tried and not traits.kept}
+"""Of these the recovery time is infinity: the job's work is lost, or worthless."""
+SAYS_NOTHING = {name for name, traits in OUTCOMES.items() if not traits.tried}
 
 Difference = Literal[
     "faster",

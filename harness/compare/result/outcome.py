@@ -11,17 +11,15 @@ import itertools
 import math
 import re
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.harness.compare.result.model import OutcomeClass
-from trainchaos.harness.compare.result.redone import _advances, redone, samples_lost
+from trainchaos.harness.compare.result.model import FOR_EVER, OutcomeClass
 from trainchaos.harness.judge.incident import Incident, PhaseSpan
 from trainchaos.harness.judge.measure.measure import ArmMeasures
 from trainchaos.harness.judge.record.history import NS, History
 
-LAST_STEPS = 5  # a rank that reports none of the last steps no longer takes part
 STOOD_STILL = 5.0  # times the usual gap between steps; a shorter gap is not an interruption
 SHORTEST_STOP_S = 0.1
 UNUSUAL = (
@@ -33,91 +31,60 @@ SPOILT_STEPS = 10
 CORRUPTS_STATE = ("checkpoint-corrupt", "tensor-corrupt", "data-corrupt", "replica-desync")
 TELLING = re.compile(r"(Error|Exception)\b|\bsignal\b|\bSIG[A-Z]+\b", re.ASCII)
 """Matches a line of output that says why a program ended."""
-FOR_EVER: tuple[OutcomeClass, ...] = (
-    "started over",
-    "all ranks died",
-    "hung",
-    "committed bad values",
-)
-"""Classes whose recovery time is infinity: the job's work is lost, or worthless."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class JudgedTrial:
-    """See ``model.Trial`` for the fields of the same name."""
-
-    outcome: OutcomeClass
-    witness: str
-    recovery: float | None = None
-    detection: float | None = None
-    phases: list[PhaseSpan] = field(default_factory=list)
-    steps_lost: int = 0
-    samples_lost: int | None = None
-    note: str = ""
-
-
-def judged(measures: ArmMeasures, control: History | None) -> JudgedTrial:
-    """Judge a faulted arm. ``control``: the same stack and seed without a fault."""
+def judged(measures: ArmMeasures, control: History | None) -> dict[str, Any]:
+    """How a faulted arm ended, as fields of ``model.Trial``. ``control``: the same stack and seed
+    without a fault.
+    """
     history = measures.history
     incidents = [incident for incident in measures.incidents if incident.outcome != "not-landed"]
     missed = [incident for incident in measures.incidents if not incident.landed]
     if not incidents or (missed and completed(history)):
-        return _not_landed(history, missed)
+        why = f"the job ended first: {ended(history)}"
+        if completed(history) and missed:
+            said = (f"{key}: {value}" for key, value in missed[0].evidence.items())
+            why = f"{missed[0].fault}: {', '.join(said) or 'it did not fire'}"
+        return {"outcome": "not landed", "witness": why}
     injected_ns = history.start_ns + round(min(one.injected_s for one in incidents) * NS)
     outcome, witness = _class(history, control, incidents, injected_ns)
     for_good = outcome == "degraded"
     stops = [(one, _time_of(history, one, incidents, for_good=for_good)) for one in incidents]
-    slowest, recovery = max(
-        stops, key=lambda pair: -1.0 if pair[1] is None else pair[1], default=(incidents[0], None)
-    )
-    note = ""
+    slowest, recovery = max(stops, key=lambda pair: -1.0 if pair[1] is None else pair[1])
     if outcome in FOR_EVER:
         recovery = math.inf
     elif outcome == "masked" and recovery is not None:
-        outcome, witness = (
-            "recovered",
-            f"no step for a while after the fault, then new ones: {witness}",
-        )
-    if recovery is not None and math.isfinite(recovery) and slowest.recovery_time is None:
-        note = (
-            "no failure was seen from outside; its recovery is the time that training stood still"
-        )
+        outcome = "recovered"
+        witness = f"no step for a while after the fault, then new ones: {witness}"
     lost, unknown = samples_lost(history) if outcome not in FOR_EVER else (None, "")
     detection = None if outcome == "masked" else _reaction(history, slowest, recovery)
     if outcome == "committed bad values":
         detection = math.inf
-    if detection is None and recovery is not None:
-        hidden = (
+    note = ""
+    if recovery not in (None, math.inf) and slowest.recovery_time is None:
+        note = (
+            "no failure was seen from outside; its recovery is the time that training stood still"
+        )
+    elif detection is None and recovery is not None:
+        note = (
             "nothing was seen from outside between the fault and the first new step, so its phases"
             " are one"
         )
-        note = note or hidden
-    return JudgedTrial(
-        outcome=outcome,
-        witness=witness,
-        recovery=recovery,
-        detection=detection,
-        phases=_phases(slowest, detection, recovery) if outcome not in FOR_EVER else [],
-        steps_lost=len(redone(history, injected_ns)),
-        samples_lost=lost,
-        note="; ".join(part for part in (note, unknown) if part),
-    )
+    return {
+        "outcome": outcome,
+        "witness": witness,
+        "recovery": recovery,
+        "detection": detection,
+        "phases": _phases(slowest, detection, recovery) if outcome not in FOR_EVER else [],
+        "steps_lost": len(redone(history, injected_ns)),
+        "samples_lost": lost,
+        "note": "; ".join(filter(None, (note, unknown))),
+    }
 
 
 def completed(history: History) -> bool:
     """Whether the last step was reached, even if the command did not end after it."""
     return history.outcome == "completed" or history.committed_step >= history.info.steps
-
-
-def _not_landed(history: History, missed: Sequence[Incident]) -> JudgedTrial:
-    why = f"the job ended first: {ended(history)}"
-    if completed(history) and missed:
-        why = f"{missed[0].fault}: {_said(missed[0].evidence)}"
-    return JudgedTrial(outcome="not landed", witness=why)
-
-
-def _said(evidence: dict[str, object]) -> str:
-    return ", ".join(f"{key}: {value}" for key, value in evidence.items()) or "it did not fire"
 
 
 def ended(history: History) -> str:
@@ -141,46 +108,42 @@ def _class(
     if not completed(history):
         how: OutcomeClass = "all ranks died" if history.outcome == "gave-up" else "hung"
         return how, f"{ended(history)}; last step {history.committed_step} of {history.info.steps}"
-    if over := _started_over(history, injected_ns):
-        return "started over", over
-    if gone := _gone(history, incidents):
-        return "degraded", gone
+    before = [run.step for run in history.runs if (run.committed_ns or math.inf) <= injected_ns]
+    over = any(one.restored_step == 0 for one in incidents) or any(
+        event.time_ns > injected_ns and (event.step or 0) <= 1 and event.data["rank"] is not None
+        for event in history.log.of(Kind.STEP_REPORTED)
+    )
+    if over and max(before, default=0) > 2:
+        return "started over", f"it began with step 1 again; step {max(before)} had been reached"
+    degraded = next((one for one in incidents if one.outcome == "degraded"), None)
+    if degraded is not None:
+        last = f"{history.worked[-1].world} of {history.info.ranks} ranks in the last generation"
+        return "degraded", str(degraded.evidence.get("ranks", last))
     if again := redone(history, injected_ns):
-        which = (
-            f"step {again[0]} was"
-            if len(again) == 1
-            else f"{len(again)} steps from {again[0]} to {again[-1]} were"
-        )
+        many = f"{len(again)} steps from {again[0]} to {again[-1]} were"
+        which = f"step {again[0]} was" if len(again) == 1 else many
         return "rolled back", f"{which} done again"
     seen = next((one for one in incidents if one.recovery_time is not None), None)
     if seen is not None:
-        return (
-            "recovered",
-            (
-                f"{_failure(seen)}; no step was done again, the first new one was"
-                f" {seen.first_new_step}"
-            ),
+        who = "a rank" if seen.blamed_rank is None else f"rank {seen.blamed_rank}"
+        return "recovered", (
+            f"{who} was seen to fail ({seen.detected_by}); no step was done again, the first new"
+            f" one was {seen.first_new_step}"
         )
     return "masked", f"all {history.info.steps} steps were reported, and no failure"
-
-
-def _failure(incident: Incident) -> str:
-    who = "a rank" if incident.blamed_rank is None else f"rank {incident.blamed_rank}"
-    return f"{who} was seen to fail ({incident.detected_by})"
 
 
 def _bad_values(
     history: History, control: History | None, incidents: Sequence[Incident], injected_ns: int
 ) -> str:
     """Evidence that a corrupted state was trained on to the end; empty: none was seen."""
-    after = [run for run in history.lineage.values() if run.end_ns > injected_ns]
-    for run in after:
-        loss = run.commits[0].data["loss"]
-        if loss is not None and not math.isfinite(float(loss)):
-            return f"step {run.step} was reported with loss {float(loss)}, and was never redone"
     escaped = next((one for one in incidents if one.outcome == "sdc-escape"), None)
+    if escaped is not None and "committed_step" in escaped.evidence:
+        step, loss = (escaped.evidence[f"committed_{name}"] for name in ("step", "loss"))
+        return f"step {step} was reported with loss {loss}, and was never redone"
     if escaped is not None:
         return f"{escaped.fault}: the state differs from the control's, and nothing detected it"
+    after = [run for run in history.lineage.values() if run.end_ns > injected_ns]
     if control is None or not any(one.kind in CORRUPTS_STATE for one in incidents):
         return ""
     theirs = {step: run.loss for step, run in control.lineage.items() if math.isfinite(run.loss)}
@@ -197,45 +160,6 @@ def _bad_values(
             f" {mine:.4g} where the control's was {other:.4g}; median of {SPOILT_STEPS} steps"
             f" {statistics.median(ratios):.3g} times as large"
         )
-    return ""
-
-
-def _started_over(history: History, injected_ns: int) -> str:
-    before = [run.step for run in history.runs if (run.committed_ns or math.inf) <= injected_ns]
-    reached = max(before, default=0)
-    if reached <= 2:
-        return ""
-    for generation in history.worked:
-        if generation.started_ns > injected_ns and generation.resume_step == 0:
-            return (
-                f"generation {generation.number} began with step 1 again; step {reached} had been"
-                " reached"
-            )
-    for event in history.log.of(Kind.STEP_REPORTED):
-        if (
-            event.time_ns > injected_ns
-            and (event.step or 0) <= 1
-            and event.data["rank"] is not None
-        ):
-            rank = event.data["rank"]
-            return f"rank {rank} reported step {event.step} after step {reached} had been reached"
-    return ""
-
-
-def _gone(history: History, incidents: Sequence[Incident]) -> str:
-    """Evidence that the job finished with fewer ranks; empty: all took part, or it is unknown."""
-    steps = sorted(history.lineage)[-LAST_STEPS:]
-    ranks = {
-        event.data["rank"]
-        for event in history.log.of(Kind.STEP_REPORTED)
-        if (event.step or 0) in steps
-    }
-    if history.info.observed and ranks and None not in ranks and len(ranks) < history.info.ranks:
-        return (
-            f"{len(ranks)} of {history.info.ranks} ranks reported the last steps: {sorted(ranks)}"
-        )
-    if any(one.outcome == "degraded" for one in incidents) and history.worked:
-        return f"the last generation had {history.worked[-1].world} of {history.info.ranks} ranks"
     return ""
 
 
@@ -320,3 +244,109 @@ def _phases(incident: Incident, detection: float | None, recovery: float | None)
         spans.append(PhaseSpan(name=span.name, start=cursor, seconds=until - cursor))
         cursor = until
     return spans
+
+
+def redone(history: History, injected_ns: int) -> list[int]:
+    """Steps that had been done and were done again after the fault, in order, each once.
+
+    If ranks are known, a step counts if all members of a generation had reported it (the condition
+    for a commit everywhere in this project) and most of a later generation report it again. A step
+    does not count if only the lost rank had finished it, or if some ranks finished it before a
+    spare joined and the others after: from outside a spare may be seen some steps after it joined,
+    so the rest of a step is then reported by a generation that did not begin with it.
+    """
+    reports = history.log.of(Kind.STEP_REPORTED)
+    if not history.info.observed or any(event.data["rank"] is None for event in reports):
+        lost = {r.step for r in history.runs if not r.survives and r.committed_ns is not None}
+        ends = {step: run.end_ns for step, run in history.lineage.items()}
+        return sorted(step for step in lost if ends.get(step, 0) > injected_ns)
+    worlds = {generation.number: generation.world for generation in history.generations}
+    ranks: dict[tuple[int, int], set[int]] = {}
+    whole: dict[int, int] = {}
+    again: set[int] = set()
+    for event in history.log.of(Kind.STEP_REPORTED):
+        step, number = event.step or 0, event.generation
+        reporters = ranks.setdefault((number, step), set())
+        reporters.add(int(event.data["rank"]))
+        world = worlds.get(number, math.inf)
+        if (
+            event.time_ns > injected_ns
+            and whole.get(step, number) < number
+            and 2 * len(reporters) > world
+        ):
+            again.add(step)
+        if len(reporters) >= world:
+            whole.setdefault(step, number)
+    return sorted(again)
+
+
+def _advances(history: History) -> list[int]:
+    """Times at which a new highest step was done, in ns, in order."""
+    times, high = [], 0
+    for run in sorted(
+        (r for r in history.runs if r.committed_ns is not None),
+        key=lambda r: (r.committed_ns or 0, r.step),
+    ):
+        if run.step > high:
+            high = run.step
+            times.append(run.committed_ns or 0)
+    return times
+
+
+def samples_lost(history: History) -> tuple[int | None, str]:
+    """(number of samples of the global batches that no rank reported as trained, or why that is
+    unknown).
+
+    In an observed job, each rank must report its own samples. The samples of a rank lost in a step
+    that others completed count as trained: others complete a step only after its all-reduce, which
+    includes every member's gradients.
+    """
+    info = history.info
+    if not info.observed:
+        return None, "counted by the checker of the built-in workload"
+    reports: dict[int, list[Event]] = {}
+    for event in history.log.of(Kind.STEP_REPORTED):
+        if event.data["rank"] is None or event.data["samples"] is None:
+            return None, "its ranks do not report their samples"
+        reports.setdefault(event.step or 0, []).append(event)
+    died, again = _died_in(history), set(redone(history, 0))
+    lost = 0
+    for step, run in history.lineage.items():
+        mine = [
+            e for e in reports.get(step, ()) if step not in again or e.generation == run.generation
+        ]
+        shares = {int(event.data["rank"]): int(event.data["samples"]) for event in mine}
+        missing = max(0, info.global_batch - sum(shares.values()))
+        lost += 0 if step in died else missing
+    return lost, ""
+
+
+def _died_in(history: History) -> set[int]:
+    """Steps in which a member was lost: the first step it did not report. Its rank number may be
+    reused afterwards.
+    """
+    found = set()
+    for lost, rank in _losses(history):
+        mine = [
+            event.step or 0
+            for event in history.log.of(Kind.STEP_REPORTED)
+            if event.generation == lost.generation
+            and event.data["rank"] == rank
+            and event.time_ns < lost.time_ns
+        ]
+        found.add(max(mine, default=0) + 1)
+    return found
+
+
+def _losses(history: History) -> Iterator[tuple[Event, int | None]]:
+    """Each failure, and each unexpected end of a member, with its rank: of one that ends as the
+    others do the last step, no failure is declared, as the job is over.
+    """
+    for event in history.log.of(Kind.FAILURE_DETECTED, Kind.PROCESS_EXITED):
+        if event.kind is Kind.FAILURE_DETECTED:
+            yield event, event.data["rank"]
+            continue
+        generation = history.generation(event.generation)
+        rank = generation.ranks.get(event.data["process"]) if generation is not None else None
+        if rank is not None and not event.data["expected"]:
+            yield event, rank

@@ -12,21 +12,22 @@ from pathlib import Path
 from trainchaos.chaos.home import HOME
 from trainchaos.harness.compare.plan.directory import ComparisonPlan, PlayedArm
 from trainchaos.harness.compare.plan.plan import Family
-from trainchaos.harness.compare.plan.quiet import BUSY
 from trainchaos.harness.compare.result.model import Ratio
 from trainchaos.harness.compare.result.statistics import LEAST_PAIRS
 from trainchaos.harness.host import dns_check
 
 SHIPPED = HOME / "scenarios" / "compare"
+BUSY = 0.1
+"""Share of the processors that other programs may use."""
 EQUAL = ("no difference shown", "neither recovers")
 
 
 def broken(plan: ComparisonPlan, families: Sequence[Family], shipped: Path = SHIPPED) -> list[str]:
     """Rules broken by a plan, before anything is played."""
     found = [
-        f"{family.path} is not one of scenarios/compare"
+        f"{family.planned.path} is not one of scenarios/compare"
         for family in families
-        if family.path.resolve().parent != shipped.resolve()
+        if Path(family.planned.path).resolve().parent != shipped.resolve()
     ]
     if len(plan.seeds) < LEAST_PAIRS:
         found.append(

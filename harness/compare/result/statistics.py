@@ -1,23 +1,18 @@
 """Statistics of few paired runs. Nothing here assumes a distribution, and non-recovery counts as
 infinity.
 
-Why an interval of order statistics and not the bootstrap alone: the percentile bootstrap of a
-median never leaves the values seen, and with the 5 to 15 pairs of a comparison on a small machine
-it is too narrow. It then calls equal stacks different in more than 5 of 100 comparisons (7 % at 6
-to 10 pairs of heavy-tailed times, of 1000 simulated ones each;
-``tests/harness/compare/test_compare_statistics.py`` shows it). The order statistics of the paired
-ratios cover their median with at least 95 % whatever the noise, which is the sign test turned
-round. So the interval given is the bootstrap's, widened to that of the order statistics wherever it
-is the narrower one, and "different" is said only when all of it lies on one side of 1. Below 6
-pairs no such interval exists, and nothing is called different.
+The interval is that of order statistics: those of the paired ratios cover their median with at
+least 95 % whatever the noise, which is the sign test turned round. A percentile bootstrap of the
+median is narrower with the 5 to 15 pairs of a comparison, and calls equal stacks different in more
+than 5 of 100 comparisons. "Different" is said only when all of the interval lies on one side of 1.
+Below 6 pairs no such interval exists, and nothing is called different.
 """
 
 from __future__ import annotations
 
 import math
-import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from trainchaos.chaos.stats import LEAST_OF_MEDIAN as LEAST_PAIRS
 from trainchaos.chaos.stats import POWER, binomial, median_ci95, quantile_ranks
@@ -28,7 +23,6 @@ EVERY = "every kind"
 still settle.
 """
 
-RESAMPLES = 1000
 OUTLIER_LIMIT = 3.5
 OUTLIER_LEAST = 5
 OUTLIER_FACTOR = 2.0
@@ -38,11 +32,7 @@ _MEAN_TO_DEVIATION = 1.253314
 
 
 def paired_ratio(
-    ours: Mapping[int, float],
-    theirs: Mapping[int, float],
-    *,
-    seed: int,
-    higher_is_better: bool = False,
+    ours: Mapping[int, float], theirs: Mapping[int, float], *, higher_is_better: bool = False
 ) -> tuple[float | None, tuple[float, float] | None, Difference]:
     """Median of ``theirs / ours`` over the pairs of one seed, its 95 % interval (None below 6
     pairs) and what it says.
@@ -51,30 +41,31 @@ def paired_ratio(
     ``higher_is_better``), ``only this one recovers`` that it does in every pair and ``ours`` in
     none. A value that never came is infinity; a pair in which neither recovers counts as equal,
     since leaving it out would choose pairs by their result. Values of a seed that only one side has
-    are left out. ``seed``: of the bootstrap. With an even number of pairs the median is the
-    geometric mean of the middle two, so that swapping the sides gives the reciprocal. Raises
-    ValueError for a negative value or one that is not a number.
+    are left out. With an even number of pairs the median is the geometric mean of the middle two,
+    so that swapping the sides gives the reciprocal. Raises ValueError for a negative value or one
+    that is not a number.
     """
-    logs = [_log_ratio(ours[key], theirs[key]) for key in sorted(ours.keys() & theirs.keys())]
+    logs = _log_ratios(ours, theirs)
     if not logs:
         return None, None, "too few"
-    interval = _interval(logs, seed)
-    shown = None if interval is None else (_exp(interval[0]), _exp(interval[1]))
-    if _never(ours, theirs) and _never(theirs, ours):
+    pairs = [(ours[key], theirs[key]) for key in ours.keys() & theirs.keys()]
+    mine, other = ([math.isfinite(pair[side]) for pair in pairs] for side in (0, 1))
+    if not any(mine) and not any(other):
         return None, None, "neither recovers"
-    return _exp(_middle(sorted(logs))), shown, _says(ours, theirs, interval, higher_is_better)
-
-
-def bootstrap_interval(logs: Sequence[float], seed: int) -> tuple[float, float]:
-    """95 % percentile bootstrap of the median (Efron and Tibshirani 1993, chapter 13), of at least
-    one value.
-    """
-    generator, values = random.Random(seed), sorted(logs)
-    medians = sorted(
-        _middle(sorted(generator.choices(values, k=len(values)))) for _ in range(RESAMPLES)
-    )
-    cut = math.floor(0.025 * RESAMPLES)
-    return medians[cut - 1], medians[RESAMPLES - cut]
+    middle = statistics.median(logs)
+    value = _exp(0.0 if math.isnan(middle) else middle)  # nan: between -inf and inf
+    interval = median_ci95(logs)
+    if interval is None:
+        return value, None, "too few"
+    low, high = interval
+    says: Difference = "faster" if (high < 0) != higher_is_better else "slower"
+    if low <= 0 <= high:
+        says = "no difference shown"
+    elif not any(mine) and all(other):
+        says = "only this one recovers"
+    elif not any(other) and all(mine):
+        says = "only the other recovers"
+    return value, (_exp(low), _exp(high)), says
 
 
 def repetitions_needed(ours: Mapping[int, float], theirs: Mapping[int, float]) -> int | None:
@@ -87,17 +78,17 @@ def repetitions_needed(ours: Mapping[int, float], theirs: Mapping[int, float]) -
     Below 6 pairs there is too little to guess from: then it is the least number that can settle it,
     if all further pairs agree.
     """
-    logs = [_log_ratio(ours[key], theirs[key]) for key in sorted(ours.keys() & theirs.keys())]
+    logs = _log_ratios(ours, theirs)
     below, above = sum(value < 0 for value in logs), sum(value > 0 for value in logs)
-    if logs and len(logs) < LEAST_PAIRS:
-        against = len(logs) - max(below, above)
-        return next(n for n in range(LEAST_PAIRS, MOST_REPETITIONS) if _allowed(n) >= against)
+    ahead = max(below, above)
+    if 0 < len(logs) < LEAST_PAIRS:
+        sizes = range(LEAST_PAIRS, MOST_REPETITIONS)
+        return next(n for n in sizes if _allowed(n) >= len(logs) - ahead)
     if below == above:
         return None
-    chance = (max(below, above) + 1) / (len(logs) + 2)
+    chance = (ahead + 1) / (len(logs) + 2)
     for n in range(len(logs), MOST_REPETITIONS + 1):
-        allowed = _allowed(n)
-        if math.fsum(binomial(n, 1 - chance)[: allowed + 1]) >= POWER:
+        if math.fsum(binomial(n, 1 - chance)[: _allowed(n) + 1]) >= POWER:
             return n
     return None
 
@@ -107,26 +98,24 @@ def outliers(values: Mapping[int, float]) -> list[int]:
     / MAD over 3.5, and less than half or more than twice the median.
 
     Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993), on logarithms because times
-    are skewed to the right (on plain values, without the factor, where one is 0 or less); where
-    more than half the values are equal, the mean absolute deviation stands in for the median one.
-    The factor keeps 5 to 10 values, whose MAD is often small by chance, from being flagged for next
-    to nothing. Nothing is flagged below 5 finite values. Infinite values are not: never recovering
-    is an outcome of its own, and is counted as one.
+    are skewed to the right; where more than half the values are equal, the mean absolute deviation
+    stands in for the median one. The factor keeps 5 to 10 values, whose MAD is often small by
+    chance, from being flagged for next to nothing. Nothing is flagged below 5 finite values.
+    Infinite values are not: never recovering is an outcome of its own, and is counted as one.
     """
-    finite = {key: value for key, value in values.items() if math.isfinite(value)}
-    if len(finite) < OUTLIER_LEAST:
+    logs = {key: math.log(value) for key, value in values.items() if 0 < value < math.inf}
+    if len(logs) < OUTLIER_LEAST:
         return []
-    positive = all(value > 0 for value in finite.values())
-    scaled = {key: math.log(value) if positive else value for key, value in finite.items()}
-    centre = statistics.median(scaled.values())
-    apart = {key: abs(value - centre) for key, value in scaled.items()}
+    centre = statistics.median(logs.values())
+    apart = {key: abs(value - centre) for key, value in logs.items()}
     spread = statistics.median(apart.values()) / _TO_DEVIATION
-    if spread == 0:
-        spread = statistics.fmean(apart.values()) * _MEAN_TO_DEVIATION
-    least = math.log(OUTLIER_FACTOR) if positive else 0.0
-    return sorted(
-        k for k, far in apart.items() if far > max(least, OUTLIER_LIMIT * spread) and spread
-    )
+    spread = spread or statistics.fmean(apart.values()) * _MEAN_TO_DEVIATION
+    least = max(math.log(OUTLIER_FACTOR), OUTLIER_LIMIT * spread)
+    return sorted(key for key, far in apart.items() if far > least)
+
+
+def _log_ratios(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
+    return [_log_ratio(ours[key], theirs[key]) for key in sorted(ours.keys() & theirs.keys())]
 
 
 def _log_ratio(ours: float, theirs: float) -> float:
@@ -143,26 +132,7 @@ def _log_ratio(ours: float, theirs: float) -> float:
 
 
 def _exp(log: float) -> float:
-    try:
-        return math.exp(log)
-    except OverflowError:
-        return math.inf
-
-
-def _middle(ordered: Sequence[float]) -> float:
-    half = len(ordered) // 2
-    if len(ordered) % 2:
-        return ordered[half]
-    low, high = ordered[half - 1], ordered[half]
-    return 0.0 if math.isinf(low) and math.isinf(high) and low != high else (low + high) / 2
-
-
-def _interval(logs: Sequence[float], seed: int) -> tuple[float, float] | None:
-    ordered = median_ci95(logs)
-    if ordered is None:
-        return None
-    resampled = bootstrap_interval(logs, seed)
-    return min(ordered[0], resampled[0]), max(ordered[1], resampled[1])
+    return math.exp(log) if log < 700 else math.inf
 
 
 def _allowed(n: int) -> int:
@@ -170,29 +140,3 @@ def _allowed(n: int) -> int:
     excludes equality.
     """
     return quantile_ranks(n, 0.5, 0.025, 0.025)[0] - 1
-
-
-def _never(values: Mapping[int, float], others: Mapping[int, float]) -> bool:
-    """Whether no pair has a finite value on this side."""
-    return all(math.isinf(values[key]) for key in values.keys() & others.keys())
-
-
-def _always(values: Mapping[int, float], others: Mapping[int, float]) -> bool:
-    return all(math.isfinite(values[key]) for key in values.keys() & others.keys())
-
-
-def _says(
-    ours: Mapping[int, float],
-    theirs: Mapping[int, float],
-    interval: tuple[float, float] | None,
-    higher: bool,
-) -> Difference:
-    if interval is None:
-        return "too few"
-    if interval[0] <= 0 <= interval[1]:
-        return "no difference shown"
-    if _never(ours, theirs) and _always(theirs, ours):
-        return "only this one recovers"
-    if _never(theirs, ours) and _always(ours, theirs):
-        return "only the other recovers"
-    return "faster" if (interval[1] < 0) != higher else "slower"

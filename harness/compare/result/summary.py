@@ -1,15 +1,25 @@
-"""Summarizes trials: a stack under a family, and a stack against the reference. Pure."""
+"""Summarizes trials: a stack under a family, a stack against the reference, and a stack while
+nothing fails. Pure.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Literal, get_args
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Literal
 
 from trainchaos.chaos.stats import clopper_pearson, median_ci95
-from trainchaos.harness.compare.result.model import CellSummary, OutcomeClass, Ratio, Trial
+from trainchaos.harness.compare.result.model import (
+    OUTCOMES,
+    SAYS_NOTHING,
+    CellSummary,
+    FaultFreeSummary,
+    OutcomeClass,
+    Ratio,
+    Trial,
+)
 from trainchaos.harness.compare.result.statistics import (
     EVERY,
     outliers,
@@ -18,25 +28,15 @@ from trainchaos.harness.compare.result.statistics import (
 )
 from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.measure.cost import failure_cost
+from trainchaos.harness.judge.measure.reliability import false_alarms
+from trainchaos.harness.judge.record.history import History
 from trainchaos.harness.judge.results import Survival
 
-FROM_BEST: tuple[OutcomeClass, ...] = get_args(OutcomeClass)
-"""Classes from best to worst. A fault that did not land proves nothing, so that class is shown only
-if nothing else happened.
-"""
-SURVIVED = ("masked", "recovered", "rolled back", "degraded")
-"""The job finished and kept its work."""
-SAYS_NOTHING = ("not landed", "not offered", "refuted")
 METRICS: tuple[Literal["recovery", "step_time", "goodput"], ...] = (
     "recovery",
     "step_time",
     "goodput",
 )
-RATIOS: Mapping[str, Callable[[Trial], float | None]] = {
-    "recovery": lambda trial: trial.recovery,
-    "step_time": lambda trial: trial.step_time,
-    "goodput": lambda trial: trial.goodput,
-}
 
 
 def cells_of(
@@ -51,25 +51,23 @@ def cells_of(
     step is the reference for the others'; ``not_offered``: (label, family) -> reason.
     """
     steps = {(t.seed, t.family): t.step_time for t in trials if t.label == bare and t.step_time}
-    found = []
+    cells = []
     for label in labels:
         for family in families:
             mine = [trial for trial in trials if (trial.label, trial.family) == (label, family)]
+            why = not_offered.get((label, family))
             if mine:
-                found.append(_cell(label, family, mine, steps))
-            elif (label, family) in not_offered:
-                why = not_offered[label, family]
-                empty = CellSummary(
-                    label=label, family=family, worst="not offered", witness=why, note=why
-                )
-                found.append(empty)
-    return found
+                cells.append(_cell(label, family, mine, steps))
+            elif why is not None:
+                empty = {"worst": "not offered", "witness": why, "note": why}
+                cells.append(CellSummary(label=label, family=family, **empty))
+    return cells
 
 
 def worst_of(outcomes: Iterable[OutcomeClass]) -> OutcomeClass:
     """The worst outcome; outcomes that prove nothing count only if there is nothing else."""
     known = list(outcomes)
-    return max([one for one in known if one not in SAYS_NOTHING] or known, key=FROM_BEST.index)
+    return max([one for one in known if one not in SAYS_NOTHING] or known, key=list(OUTCOMES).index)
 
 
 def _cell(
@@ -80,28 +78,25 @@ def _cell(
 ) -> CellSummary:
     landed = [trial for trial in trials if trial.outcome not in SAYS_NOTHING]
     outcomes = Counter(trial.outcome for trial in trials)
-    worst = worst_of(trial.outcome for trial in trials)
+    worst = worst_of(outcomes)
     phases: dict[str, list[float]] = defaultdict(list)
-    for trial in landed:
-        for span in trial.phases:
-            phases[span.name].append(span.seconds)
+    for span in (span for trial in landed for span in trial.phases):
+        phases[span.name].append(span.seconds)
+    bare = [bare_steps.get((trial.seed, trial.family)) for trial in trials]
     overhead = [
-        (
-            trial.step_time / bare
-            if trial.step_time and (bare := bare_steps.get((trial.seed, trial.family)))
-            else None
-        )
-        for trial in trials
+        trial.step_time / step if trial.step_time and step else None
+        for trial, step in zip(trials, bare, strict=True)
     ]
     recovery = {trial.seed: trial.recovery for trial in landed if trial.recovery is not None}
-    masked = outcomes["masked"]
     notes = dict.fromkeys(trial.note for trial in trials if trial.note)
-    if masked and recovery:
+    if outcomes["masked"] and recovery:
         notes[
-            f"in {masked} of {len(landed)} training did not stand still, which gives no recovery"
-            " time"
+            f"in {outcomes['masked']} of {len(landed)} training did not stand still, which gives"
+            " no recovery time"
         ] = None
     costs = [failure_cost(trial.ranks, trial.recovery) for trial in landed]
+    seconds = ("recovery", "detection", "full_rate", "redundancy")
+    lost = [math.inf if t.recovery == math.inf else float(t.steps_lost) for t in landed]
     return CellSummary(
         label=label,
         family=family,
@@ -109,14 +104,11 @@ def _cell(
         outcomes=dict(outcomes),
         worst=worst,
         witness=next(trial.witness for trial in trials if trial.outcome == worst),
-        recovery=_metric("s", [t.recovery for t in landed]),
-        detection=_metric("s", [t.detection for t in landed]),
-        full_rate=_metric("s", [t.full_rate for t in landed]),
-        redundancy=_metric("s", [t.redundancy for t in landed]),
+        **{name: _metric("s", [getattr(t, name) for t in landed]) for name in seconds},
         goodput=_metric("ratio", [t.goodput for t in landed], "higher"),
         ettr=_metric("ratio", [t.ettr for t in landed], "higher"),
         survival=survival_of(landed),
-        steps_lost=_metric("steps", [_steps_lost(t) for t in landed]),
+        steps_lost=_metric("steps", lost),
         samples_lost=_metric("samples", [t.samples_lost for t in landed]),
         overhead=_metric("ratio", overhead),
         phases={name: statistics.median(v) for name, v in phases.items()},
@@ -132,18 +124,16 @@ def survival_of(landed: Sequence[Trial]) -> Survival | None:
     """
     if not landed:
         return None
-    kept = sum(trial.outcome in SURVIVED for trial in landed)
+    kept = sum(OUTCOMES[trial.outcome].kept for trial in landed)
     low, high = clopper_pearson(kept, len(landed))
     return Survival(
         arms=len(landed), survived=kept, probability=kept / len(landed), low=low, high=high
     )
 
 
-def _steps_lost(trial: Trial) -> float:
-    return math.inf if trial.recovery == math.inf else float(trial.steps_lost)
-
-
-def _metric(unit: str, values: Sequence[float | None], better: str = "lower") -> Metric | None:
+def _metric(
+    unit: str, values: Sequence[float | None], better: Literal["lower", "higher"] = "lower"
+) -> Metric | None:
     """A metric over trials, some of which may have no value; None if none has."""
     present = [float(value) for value in values if value is not None]
     if not present:
@@ -156,7 +146,7 @@ def _metric(unit: str, values: Sequence[float | None], better: str = "lower") ->
         min=min(present),
         max=max(present),
         ci95=median_ci95(present),
-        better="higher" if better == "higher" else "lower",
+        better=better,
         of=len(values),
         of_arms=len(values),
     )
@@ -166,7 +156,6 @@ def ratios_of(
     trials: Sequence[Trial],
     reference: str,
     *,
-    seed: int,
     against: Mapping[str, str] | None = None,
     apart: Collection[str] = (),
 ) -> list[Ratio]:
@@ -183,20 +172,16 @@ def ratios_of(
     kinds = [(family, metric) for family in families for metric in METRICS]
     together = [family for family in families if family not in apart]
     kinds += [(EVERY, METRICS[0])] if len(together) > 1 else []
-    pooled = [trial for trial in landed if trial.family in together]
-    found = []
+    ratios = []
     for label in labels:
         for family, metric in kinds:
-            value = RATIOS[metric]
             other = (against or {}).get(label, reference)
-            known = pooled if family == EVERY else landed
-            ours, theirs = (_values(known, one, family, value) for one in (other, label))
+            pooled = together if family == EVERY else [family]
+            ours, theirs = (_values(landed, one, pooled, metric) for one in (other, label))
             pairs = len(ours.keys() & theirs.keys())
             if not pairs:
                 continue
-            middle, interval, says = paired_ratio(
-                ours, theirs, seed=seed, higher_is_better=metric == "goodput"
-            )
+            value, interval, says = paired_ratio(ours, theirs, higher_is_better=metric == "goodput")
             unsettled = says in ("no difference shown", "too few")
             ratio = Ratio(
                 label=label,
@@ -204,23 +189,43 @@ def ratios_of(
                 family=family,
                 metric=metric,
                 n=pairs,
-                value=middle,
+                value=value,
                 interval=interval,
                 says=says,
                 needed=repetitions_needed(ours, theirs) if unsettled else None,
             )
-            found.append(ratio)
-    return found
+            ratios.append(ratio)
+    return ratios
 
 
 def _values(
-    trials: Sequence[Trial], label: str, family: str, value: Callable[[Trial], float | None]
+    trials: Sequence[Trial], label: str, families: Sequence[str], metric: str
 ) -> dict[int, float]:
-    """Seed -> value; over all families, a separate number for each family and seed."""
-    place = {name: index for index, name in enumerate(sorted({trial.family for trial in trials}))}
-    mine = (trial for trial in trials if trial.label == label and family in (EVERY, trial.family))
+    """A number for each seed and family -> value."""
     return {
-        trial.seed if family != EVERY else trial.seed * len(place) + place[trial.family]: number
-        for trial in mine
-        if (number := value(trial)) is not None
+        trial.seed * len(families) + families.index(trial.family): value
+        for trial in trials
+        if trial.label == label
+        and trial.family in families
+        and (value := getattr(trial, metric)) is not None
     }
+
+
+def at_rest(
+    label: str, controls: Sequence[History], faulted: Sequence[History], beside: int
+) -> FaultFreeSummary | None:
+    """Idle spares and false alarms of a stack while no fault acts, from all its arms. ``beside``:
+    provisioned processes besides the ranks. None: no arm can be read.
+    """
+    known = [*controls, *faulted]
+    if not known:
+        return None
+    ranks = max(history.info.ranks for history in known)
+    spares = max(history.info.spares for history in known) + beside
+    return FaultFreeSummary(
+        label=label,
+        ranks=ranks,
+        spares=spares,
+        share=spares / (ranks + spares),
+        false_alarms=false_alarms(controls, faulted),
+    )

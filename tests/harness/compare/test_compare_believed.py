@@ -18,8 +18,8 @@ from tests.mutations.trials import BASE, NOT_REFUTED, trial
 from trainchaos.chaos.errors import DamagedRun
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.compare.plan.directory import Directory
-from trainchaos.harness.compare.result.believed import CONTRADICTS
 from trainchaos.harness.compare.result.gather import gather
+from trainchaos.harness.compare.result.records import CONTRADICTS
 from trainchaos.reports.compare.pages import markdown
 
 pytestmark = pytest.mark.usefixtures("names_at_once")

@@ -14,7 +14,7 @@ import pytest
 from tests.harness.script.test_script_observer import Job, S
 from trainchaos.chaos.events.log import ORCHESTRATOR, ActorLog, Kind, Log, make_log
 from trainchaos.harness.compare.result.model import Trial
-from trainchaos.harness.compare.result.trials import TrialSource, trial_of
+from trainchaos.harness.compare.result.trials import trial_of
 from trainchaos.harness.script.listen.progress import ProgressReport
 
 BATCH, STEPS = 8, 60
@@ -98,21 +98,8 @@ def control() -> Log:
 def trial(log: Log, *, beside: int = 0, ideal: Log | None = None, bare: Log | None = None) -> Trial:
     """As a comparison judges it."""
     bare = bare or control()
-    return trial_of(
-        TrialSource(
-            label="x",
-            family="kill",
-            seed=1,
-            log=log,
-            control=bare,
-            ideal=ideal or bare,
-            run="r",
-            control_run="c",
-            verdict="pass",
-            reproduce="",
-            beside=beside,
-        )
-    )
+    named = {"label": "x", "family": "kill", "run": "r", "control_run": "c", "verdict": "pass"}
+    return trial_of(log, bare, ideal or bare, beside=beside, seed=1, reproduce="", **named)
 
 
 Act = Callable[[Fleet], None]

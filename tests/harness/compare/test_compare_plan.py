@@ -11,16 +11,15 @@ from typing import ClassVar
 
 import pytest
 
+from tests.harness.compare.planned import KILL, Plain, asked, family_file, plan_for, played
 from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.chaos.errors import InfrastructureError, LogError, NoRun, ScenarioError
 from trainchaos.chaos.loading.load import load
-from trainchaos.harness.compare import prepare
-from trainchaos.harness.compare.environments.stack import CommonJob, Drive, Stack
+from trainchaos.harness.compare.environments.stack import CommonJob, Requirements, Stack
 from trainchaos.harness.compare.plan import scenario
 from trainchaos.harness.compare.plan.directory import (
     ComparisonPlan,
     Directory,
-    PlayedArm,
     differences,
     refuse_other,
 )
@@ -34,34 +33,9 @@ from trainchaos.harness.compare.plan.plan import (
     family_of,
     seconds_left,
 )
-from trainchaos.harness.compare.prepare import CompareOptions, as_planned, resumed
+from trainchaos.harness.compare.prepare import as_planned, resumed
 
 pytestmark = pytest.mark.usefixtures("names_at_once")
-FAMILY = """version: 1
-name: {name}
-description: one rank is killed
-workload: {{kind: gpt, size: nano, ranks: 2, steps: {steps}, global_batch: 8,
-  checkpoint: {{every: 5}}}}
-recovery: hot-spare
-faults:
-  - {{id: k, kind: process-kill,
-      target: {{select: one}}, at: {{step: 12, phase: any}}, expect: {{outcome: recovered}}}}
-sla: {{steps_lost: ["max <= 1"]}}
-"""
-
-
-class Plain(Stack):
-    """One setting only."""
-
-    title: ClassVar[str] = "plain"
-
-    def chosen(self) -> Mapping[str, object]:
-        return {}
-
-    def drive(self, job: CommonJob, python: Path) -> Drive:
-        return Drive(
-            argv=(str(python), "-c", "pass"), env=job.environment() | {"WHO": "plain"}, restarts=2
-        )
 
 
 class Tunable(Plain):
@@ -82,37 +56,23 @@ class Tunable(Plain):
 STACKS: dict[str, type[Stack]] = {"plain": Plain, "tunable": Tunable}
 
 
-def family(directory: Path, name: str = "kill", steps: int = 30, text: str = FAMILY) -> Family:
+def family(
+    directory: Path, name: str = "kill", *, steps: int = 30, change: tuple[str, str] = ("", "")
+) -> Family:
     """A family from a file."""
-    path = directory / f"{name}.yaml"
-    path.write_text(text.format(name=name, steps=steps))
+    path = family_file(directory, name, steps=steps)
+    path.write_text(path.read_text().replace(*change) + 'sla: {steps_lost: ["max <= 1"]}\n')
     return family_of(path, load(path, build_catalogue()).cells)
 
 
-def asked(directory: Path, **more: object) -> CompareOptions:
-    """What a command line says about the family ``kill``."""
-    family(directory)
-    given: dict[str, object] = {
-        "name": "x",
-        "scenarios": [directory / "kill.yaml"],
-        "stacks": ["plain", "tunable"],
-        "settings": "both",
-        "repeat": 2,
-        "seed": 7,
-        "deadline": 20.0,
-        "against": "",
-        "same": False,
-        "price": None,
-        "currency": "USD",
-        "skip_missing": False,
-        "argv": ["compare"],
-    }
-    return CompareOptions(**{**given, **more})  # type: ignore[arg-type]
-
-
 def planned(directory: Path, **more: object) -> ComparisonPlan:
-    """Its plan."""
-    return prepare.prepare(asked(directory, **more), STACKS, build_catalogue()).plan
+    """The plan of the family ``kill``."""
+    options = {"settings": "both"} | more
+    return plan_for(asked(family_file(directory, "kill"), **options), STACKS)
+
+
+def again(plan: ComparisonPlan) -> ComparisonPlan:
+    return plan_for(as_planned(plan, skip_missing=False), STACKS)
 
 
 def test_stacks_are_named_with_their_settings_and_equal_settings_are_played_once() -> None:
@@ -198,16 +158,10 @@ def test_an_arm_is_the_faults_of_the_family_on_the_command_of_the_stack(tmp_path
     [
         (("kind: gpt, size: nano", "kind: mlp"), "trains the workload gpt"),
         (("every: 5", "every: 30s"), "every so many steps"),
-        (("size: nano", "params: {{lr: 0.1}}"), "its workload sets lr"),
+        (("size: nano", "params: {lr: 0.1}"), "its workload sets lr"),
+        ((f"faults:\n  - {KILL}", "faults: []"), "it has no faults"),
         (
-            (FAMILY[FAMILY.index("faults:") : FAMILY.index("sla:")], "faults: []\n"),
-            "it has no faults",
-        ),
-        (
-            (
-                "recovery: hot-spare",
-                "recovery: ${{matrix.r}}\nmatrix: {{r: [hot-spare, drop-replica]}}",
-            ),
+            ("hot-spare", "${matrix.r}\nmatrix: {r: [hot-spare, drop-replica]}"),
             "has 2 cells",
         ),
     ],
@@ -216,16 +170,16 @@ def test_what_cannot_be_a_family_says_why(
     tmp_path: Path, change: tuple[str, str], message: str
 ) -> None:
     with pytest.raises(ScenarioError) as caught:
-        family(tmp_path, text=FAMILY.replace(*change))
+        family(tmp_path, change=change)
     assert message in str(caught.value)
 
 
 def test_two_families_of_one_name_and_one_that_no_stack_takes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     chosen = entrants(["tunable"], STACKS, "both")
-    text = FAMILY.replace("size: nano", f"params: {{{{data: {__file__}}}}}")
+    data = ("size: nano", f"params: {{data: {__file__}}}")
     with pytest.raises(ScenarioError, match="on different data"):
-        check_families([family(tmp_path), family(tmp_path, "other", text=text)], chosen)
+        check_families([family(tmp_path), family(tmp_path, "other", change=data)], chosen)
     with pytest.raises(ScenarioError, match="two fault families are called 'kill'"):
         check_families([family(tmp_path), family(tmp_path / "b")], chosen)
     with pytest.raises(
@@ -253,8 +207,7 @@ def test_the_reference_must_take_part(tmp_path: Path) -> None:
 def test_what_is_not_installed_is_named_with_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Tunable, "requirements", object())
-    monkeypatch.setattr(prepare.environments, "python_of", lambda name, stack: None)
+    monkeypatch.setattr(Tunable, "requirements", Requirements(pins=("no-such-thing==1",)))
     with pytest.raises(ScenarioError) as caught:
         planned(tmp_path)
     assert "chaos stacks install tunable makes it" in caught.value.hint
@@ -265,10 +218,9 @@ def test_what_is_not_installed_is_named_with_the_command(
 
 def test_a_plan_can_be_asked_for_again(tmp_path: Path) -> None:
     plan = planned(tmp_path, same=True, price=2.5)
-    again = prepare.prepare(as_planned(plan, skip_missing=False), STACKS, build_catalogue()).plan
-    assert again.arms == plan.arms
-    assert again.stacks == plan.stacks
-    refuse_other(plan, again)
+    other = again(plan)
+    assert other.arms == plan.arms and other.stacks == plan.stacks
+    refuse_other(plan, other)
 
 
 @pytest.mark.slow
@@ -285,13 +237,10 @@ def test_more_is_an_extension_and_less_or_other_is_another_comparison(tmp_path: 
     ):
         with pytest.raises(ScenarioError, match=message):
             refuse_other(plan, other)
-    changed = planned(tmp_path)
-    (tmp_path / "kill.yaml").write_text(
-        (tmp_path / "kill.yaml").read_text().replace("step: 12", "step: 13")
-    )
-    new = prepare.prepare(as_planned(changed, skip_missing=False), STACKS, build_catalogue()).plan
+    path, changed = tmp_path / "kill.yaml", planned(tmp_path)
+    path.write_text(path.read_text().replace("step: 12", "step: 13"))
     with pytest.raises(ScenarioError, match="the fault family kill has changed"):
-        refuse_other(changed, new)
+        refuse_other(changed, again(changed))
 
 
 @pytest.mark.slow
@@ -302,8 +251,8 @@ def test_seeds_added_after_a_look_stand_in_the_report(tmp_path: Path) -> None:
     old, more = planned(tmp_path), planned(tmp_path, repeat=4)
     (said,) = resumed(old, more, accepted=False).changes
     assert said.startswith(f"extended {more.started} by {len(more.seeds) - len(old.seeds)} seeds: ")
-    again = resumed(resumed(old, more, accepted=False), planned(tmp_path, repeat=4), accepted=False)
-    assert again.changes == [said], "going on with it forgets no extension, and is none"
+    later = resumed(resumed(old, more, accepted=False), planned(tmp_path, repeat=4), accepted=False)
+    assert later.changes == [said], "going on with it forgets no extension, and is none"
 
 
 def test_another_version_of_the_code_is_not_mixed_in_unnoticed(tmp_path: Path) -> None:
@@ -321,30 +270,14 @@ def test_another_version_of_the_code_is_not_mixed_in_unnoticed(tmp_path: Path) -
     ) == ["cores (2 then, 4 now)", "versions (torch 1 then, torch 2 now)"]
 
 
-def played(
-    arm: Arm, directory: Directory, *, usable: bool = True, seconds: float = 3.0
-) -> PlayedArm:
-    """A line about an arm, and its run's directory."""
-    run = directory.runs / arm.id
-    run.mkdir(parents=True, exist_ok=True)
-    return PlayedArm(
-        arm=arm,
-        run=f"runs/{arm.id}",
-        usable=usable,
-        verdict="pass",
-        seconds=seconds,
-        finished="now",
-    )
-
-
 def test_what_was_played_is_known_again_also_after_a_torn_line(tmp_path: Path) -> None:
     directory, arms = Directory(tmp_path), planned(tmp_path).arms
-    directory.add(played(arms[0], directory))
-    directory.add(played(arms[1], directory, usable=False))
+    directory.add(played(arms[0], f"runs/{arms[0].id}", directory))
+    directory.add(played(arms[1], f"runs/{arms[1].id}", directory, usable=False))
     with directory.trials.open("a") as stream:
         stream.write('{"arm": {"label"')
     assert list(directory.played()) == [arms[0]]
-    directory.add(played(arms[1], directory))
+    directory.add(played(arms[1], f"runs/{arms[1].id}", directory))
     assert list(directory.played()) == [arms[0], arms[1]]
     (directory.runs / arms[0].id).rmdir()
     assert list(directory.played()) == [arms[1]], "a run that is gone is played again"
@@ -355,11 +288,8 @@ def test_what_was_played_is_known_again_also_after_a_torn_line(tmp_path: Path) -
 
 def test_one_directory_is_played_by_one_at_a_time(tmp_path: Path) -> None:
     directory = Directory(tmp_path / "x")
-    with (
-        directory.held(),
-        pytest.raises(InfrastructureError, match="another chaos compare"),
-        directory.held(),
-    ):
+    another = pytest.raises(InfrastructureError, match="another chaos compare")
+    with directory.held(), another, directory.held():
         pass
     with directory.held():
         pass

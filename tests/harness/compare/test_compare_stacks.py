@@ -62,24 +62,14 @@ def trial(made: Comparison, label: str, family: str) -> Trial:
     return found
 
 
-def test_every_arm_was_played(made: Comparison) -> None:
-    assert made.missing == 0 and len(made.trials) == 6 and made.finished
-
-
 @pytest.mark.parametrize("family", ["kill", "exception"])
 def test_every_stack_survives_in_its_own_way(made: Comparison, family: str) -> None:
     ours, restarts, replicas = (trial(made, label, family) for label in (OURS, RESTARTS, REPLICAS))
     assert (ours.outcome, ours.samples_lost, ours.steps_lost) == ("recovered", 0, 0), ours.witness
     assert restarts.outcome == "rolled back" and restarts.steps_lost > 0, restarts.witness
     assert replicas.outcome in ("recovered", "degraded", "rolled back"), replicas.witness
-    for one in (ours, restarts, replicas):
-        assert one.recovery is not None and 0 < one.recovery < math.inf, one.witness
-
-
-@pytest.mark.parametrize("family", ["kill", "exception"])
-def test_the_spare_is_faster_than_a_restart_of_all_ranks(made: Comparison, family: str) -> None:
-    ours, restarts = trial(made, OURS, family), trial(made, RESTARTS, family)
-    assert ours.recovery is not None and restarts.recovery is not None
-    assert ours.recovery < restarts.recovery, (
-        "seconds of imports against a state sent to a process that waits"
-    )
+    assert made.missing == 0 and len(made.trials) == 6 and made.finished
+    times = [one.recovery or 0.0 for one in (ours, restarts, replicas)]
+    assert all(0 < time < math.inf for time in times), times
+    # seconds of imports against a state sent to a process that waits
+    assert times[0] < times[1]

@@ -12,16 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainchaos.chaos.stats import median_ci95
 from trainchaos.harness.compare.result.statistics import (
     OUTLIER_LEAST,
-    _log_ratio,
-    bootstrap_interval,
     outliers,
     paired_ratio,
     repetitions_needed,
 )
-from trainchaos.harness.judge.measure.samples import quantile
 
 COMPARISONS = 200
 TIMES = st.one_of(st.floats(min_value=1e-3, max_value=1e4), st.just(math.inf))
@@ -64,7 +60,7 @@ def called_different(pairs: int, factor: float, first: int = 0) -> int:
     count = 0
     for number in range(first, first + COMPARISONS):
         ours, theirs = times(random.Random(f"{pairs} {factor} {number}"), pairs, factor)
-        says = paired_ratio(ours, theirs, seed=number)[2]
+        says = paired_ratio(ours, theirs)[2]
         count += says not in ("no difference shown", "too few", "neither recovers")
     return count
 
@@ -74,17 +70,6 @@ def called_different(pairs: int, factor: float, first: int = 0) -> int:
 @pytest.mark.parametrize("pairs", [6, 10, 17])
 def test_equal_stacks_are_called_different_in_at_most_five_of_a_hundred(pairs: int) -> None:
     assert called_different(pairs, 1.0) <= upper_bound(COMPARISONS, 0.05)
-
-
-@pytest.mark.long
-def test_the_bootstrap_alone_would_cry_wolf(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainchaos.harness.compare.result.statistics.RESAMPLES", 400)
-    wrong, comparisons = 0, 1000
-    for number in range(comparisons):
-        ours, theirs = times(random.Random(f"alone {number}"), 10, 1.0)
-        low, high = bootstrap_interval([_log_ratio(ours[key], theirs[key]) for key in ours], number)
-        wrong += not low <= 0 <= high
-    assert wrong > upper_bound(comparisons, 0.05)
 
 
 @pytest.mark.slow
@@ -100,51 +85,48 @@ def pair(ours: list[float], theirs: list[float]) -> tuple[Mapping[int, float], M
 
 def test_the_answer_is_about_theirs() -> None:
     value, interval, says = paired_ratio(
-        *pair([1.0] * 8, [2.0, 2.1, 2.2, 1.9, 2.0, 1.8, 3.0, 2.05]), seed=1
+        *pair([1.0] * 8, [2.0, 2.1, 2.2, 1.9, 2.0, 1.8, 3.0, 2.05])
     )
     assert value == pytest.approx(math.sqrt(2.0 * 2.05)) and says == "slower"
     assert interval == pytest.approx((1.8, 3.0))
-    assert paired_ratio(*pair([2.0] * 6, [1.0] * 6), seed=1)[2] == "faster"
-    assert paired_ratio(*pair([0.5] * 6, [0.9] * 6), seed=1, higher_is_better=True)[2] == "faster"
+    assert paired_ratio(*pair([2.0] * 6, [1.0] * 6))[2] == "faster"
+    assert paired_ratio(*pair([0.5] * 6, [0.9] * 6), higher_is_better=True)[2] == "faster"
 
 
 def test_never_recovering_is_an_infinite_ratio() -> None:
     never = [math.inf] * 7
-    assert paired_ratio(*pair([1.0] * 7, never), seed=1) == (
+    assert paired_ratio(*pair([1.0] * 7, never)) == (
         math.inf,
         (math.inf, math.inf),
         "only the other recovers",
     )
-    assert paired_ratio(*pair(never, [1.0] * 7), seed=1) == (
+    assert paired_ratio(*pair(never, [1.0] * 7)) == (
         0.0,
         (0.0, 0.0),
         "only this one recovers",
     )
-    assert paired_ratio(*pair(never, never), seed=1) == (None, None, "neither recovers")
-    mixed = paired_ratio(*pair([1.0] * 7, [3.0, *never[1:]]), seed=1)
+    assert paired_ratio(*pair(never, never)) == (None, None, "neither recovers")
+    mixed = paired_ratio(*pair([1.0] * 7, [3.0, *never[1:]]))
     assert mixed == (math.inf, (pytest.approx(3.0), math.inf), "slower")
-    assert (
-        paired_ratio(*pair([math.inf, 1.0] * 4, [1.0, math.inf] * 4), seed=1)[2]
-        == "no difference shown"
-    )
+    assert paired_ratio(*pair([math.inf, 1.0] * 4, [1.0, math.inf] * 4))[2] == "no difference shown"
 
 
 def test_few_pairs_say_nothing_however_far_apart() -> None:
-    value, interval, says = paired_ratio(*pair([1.0] * 5, [50.0] * 5), seed=1)
+    value, interval, says = paired_ratio(*pair([1.0] * 5, [50.0] * 5))
     assert (value, interval, says) == (pytest.approx(50.0), None, "too few")
-    assert paired_ratio({1: 1.0}, {2: 1.0}, seed=1) == (None, None, "too few")
+    assert paired_ratio({1: 1.0}, {2: 1.0}) == (None, None, "too few")
 
 
 def test_only_seeds_that_both_have_are_pairs() -> None:
     ours = {seed: 1.0 for seed in range(8)}
     theirs = {seed: 2.0 for seed in range(2, 8)} | {99: 0.001}
-    assert paired_ratio(ours, theirs, seed=1)[0] == pytest.approx(2.0)
+    assert paired_ratio(ours, theirs)[0] == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("bad", [math.nan, -1.0])
 def test_what_is_no_time_is_refused(bad: float) -> None:
     with pytest.raises(ValueError, match="0 or more"):
-        paired_ratio({1: 1.0}, {1: bad}, seed=1)
+        paired_ratio({1: 1.0}, {1: bad})
 
 
 @pytest.mark.slow
@@ -153,23 +135,10 @@ def test_what_is_no_time_is_refused(bad: float) -> None:
 def test_swapping_the_sides_gives_the_reciprocal(both: dict[int, tuple[float, float]]) -> None:
     ours = {key: value[0] for key, value in both.items()}
     theirs = {key: value[1] for key, value in both.items()}
-    one, other = paired_ratio(ours, theirs, seed=3)[0], paired_ratio(theirs, ours, seed=3)[0]
+    one, other = paired_ratio(ours, theirs)[0], paired_ratio(theirs, ours)[0]
     assert (one is None) == (other is None)
     if one is not None and other is not None and 0 < one < math.inf:
         assert one * other == pytest.approx(1.0)
-
-
-def test_interval_of_the_median_takes_infinity_as_the_largest() -> None:
-    assert median_ci95([1, 2, 3, 4, 5, math.inf]) == (1, math.inf)
-    assert median_ci95([1, 2, 3]) is None
-
-
-@pytest.mark.parametrize(("name", "least"), [("p90", 29), ("p95", 59)])
-def test_a_quantile_needs_enough_incidents(name: str, least: int) -> None:
-    assert quantile([1.0] * (least - 1), name) is None
-    assert quantile([float(v) for v in range(1, least + 1)], name) == math.ceil(
-        int(name[1:]) / 100 * least
-    )
 
 
 def test_outliers_are_named_by_their_seed() -> None:
@@ -180,7 +149,6 @@ def test_outliers_are_named_by_their_seed() -> None:
     assert outliers({seed: 1.0 for seed in range(9)} | {9: 2.5}) == [9]
     assert outliers({seed: 1.0 + seed * 1e-6 for seed in range(9)} | {9: 1.5}) == []
     assert outliers({seed: 1.0 for seed in range(OUTLIER_LEAST - 2)} | {9: 1e6}) == []
-    assert outliers({seed: 0.0 for seed in range(9)} | {9: 3.0}) == [9]
 
 
 def test_how_many_pairs_would_settle_it() -> None:

@@ -11,6 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,58 +35,35 @@ from trainchaos.harness.judge.measure.measure import METRICS, summarise
 from trainchaos.harness.judge.measure.samples import PossibleValues, per_arm
 from trainchaos.harness.judge.results import ArmResult, CellResult, Finding, Results, SlaResult
 
-FINE = Finding(verdict="pass", witness="fine")
 Values = Mapping[str, Sequence[float]]
 
 
 def sla(
-    clause: str, values: Sequence[float], metric: str = "recovery_time", severity: str = "fail"
+    clause: str, values: Sequence[float], metric: str = "recovery_time", **more: Any
 ) -> SlaResult:
-    return SlaResult(
-        cell="default",
-        metric=metric,
-        clause=clause,
-        severity=severity,
-        verdict="pass",
-        observed=None,
-        unit=METRICS[metric].unit,
-        values=list(values),
-        detail="no value: nobody looked",
-        line=14,
-    )
+    told = {"cell": "default", "severity": "fail", "verdict": "pass", "observed": None, "line": 14}
+    told |= {"unit": METRICS[metric].unit, "detail": "no value: nobody looked"} | more
+    return SlaResult(metric=metric, clause=clause, values=list(values), **told)
 
 
 def decided(
-    clause: str,
-    values: Sequence[float],
-    level: float = 0.05,
-    clock: float = 0.0,
-    metric: str = "recovery_time",
+    clause: str, values: Sequence[float], level: float = 0.05, *, clock: float = 0.0, **more: Any
 ) -> ClauseDecision:
-    return decide(sla(clause, values, metric), level, clock_bound=clock)
+    return decide(sla(clause, values, **more), level, clock_bound=clock)
 
 
 def arm(cell: str, repeat: int) -> ArmResult:
-    return ArmResult(
-        id=f"{cell}.r{repeat}.faulted",
-        cell=cell,
-        repeat=repeat,
-        arm="faulted",
-        seed=repeat,
-        events="",
-        outcome="",
-        reason="",
-        wall_s=1,
-        committed_step=1,
-        steps=1,
-        goodput=1,
-        badput={},
-        useful_s=1,
-        residual_s=0,
-        step_time_median=1,
-        provisioned_ranks=1,
-        invariants={},
+    words = dict.fromkeys(("events", "outcome", "reason"), "")
+    ones = dict.fromkeys(
+        ("wall_s", "committed_step", "steps", "goodput", "useful_s", "step_time_median"), 1
     )
+    own = {"id": f"{cell}.r{repeat}.faulted", "cell": cell, "repeat": repeat, "seed": repeat}
+    rest = {"arm": "faulted", "badput": {}, "residual_s": 0, "provisioned_ranks": 1}
+    return ArmResult.model_validate({**words, **ones, **own, **rest, "invariants": {}})
+
+
+def measured(values: Values) -> dict[str, Metric]:
+    return {name: summarise(name, list(each)) for name, each in values.items()}
 
 
 def run_of(
@@ -95,9 +73,18 @@ def run_of(
     repeats: int = 5,
     verdict: str = "pass",
     invariants: Mapping[str, Finding] | None = None,
+    **more: Any,
 ) -> Results:
     """A judged run of so many repeats with these values."""
-    found = {"liveness": FINE} if invariants is None else dict(invariants)
+    fine = {"liveness": Finding(verdict="pass", witness="fine")}
+    told: dict[str, Any] = {
+        "strategy": "hot-spare",
+        "reason": "because",
+        "exactness": "bit for bit",
+        "params": {},
+    }
+    told |= {"verdict": "pass", "invariants": fine if invariants is None else invariants} | more
+    made = [CellResult(id=name, metrics=measured(each), **told) for name, each in cells.items()]
     return Results(
         scenario="example",
         description="",
@@ -110,19 +97,7 @@ def run_of(
         verdict=verdict,
         exit_code=0,
         reason="because",
-        cells=[
-            CellResult(
-                id=name,
-                params={},
-                strategy="hot-spare",
-                verdict="pass",
-                reason="because",
-                exactness="bit for bit",
-                metrics={metric: summarise(metric, list(v)) for metric, v in values.items()},
-                invariants=found,
-            )
-            for name, values in cells.items()
-        ],
+        cells=made,
         arms=[arm(name, n) for name in cells for n in range(repeats)],
         faults=[],
         slas=list(slas),
@@ -133,27 +108,18 @@ def run_of(
 
 
 def baseline_of(cells: Mapping[str, Values]) -> Baseline:
-    return Baseline(
-        scenario="example",
-        run_id="then",
-        started="",
-        seed=1,
-        verdict="pass",
-        machine={},
-        versions={},
-        cells={
-            name: BaselineCell(
-                strategy="hot-spare",
-                test={},
-                metrics={m: summarise(m, list(v)) for m, v in values.items()},
-            )
-            for name, values in cells.items()
-        },
-    )
+    made = {
+        name: BaselineCell(strategy="hot-spare", test={}, metrics=measured(values))
+        for name, values in cells.items()
+    }
+    same = {"scenario": "example", "run_id": "then", "started": "", "seed": 1, "verdict": "pass"}
+    return Baseline.model_validate({**same, "machine": {}, "versions": {}, "cells": made})
 
 
-def metric(values: Sequence[float], name: str = "recovery_time", clock: float = 0.0) -> Metric:
-    return summarise(name, list(values), clock)
+def against(now: Values, then: Values, repeats: int = 5, **choices: Any) -> GateResult:
+    """The gate of one cell against a baseline."""
+    chosen = BaselineComparison(baseline=baseline_of({"default": then}), **choices)
+    return gate(run_of({"default": now}, repeats=repeats), chosen)
 
 
 # --- one clause
@@ -194,18 +160,13 @@ def test_clause(clause: str, values: list[float], verdict: str) -> None:
     assert decided(clause, values).verdict == verdict
 
 
-@pytest.mark.parametrize(
-    ("clause", "values", "verdict"),
-    [
+def test_goodput_is_better_when_it_is_higher() -> None:
+    for clause, values, verdict in [
         ("median >= 0.5", [0.9] * 6, "pass"),
         ("median >= 50%", [0.4] * 6, "fail"),
         ("p90 >= 0.5", [0.4] * 40, "fail"),
-    ],
-)
-def test_goodput_is_better_when_it_is_higher(
-    clause: str, values: list[float], verdict: str
-) -> None:
-    assert decided(clause, values, metric="goodput").verdict == verdict
+    ]:
+        assert decided(clause, values, metric="goodput").verdict == verdict
 
 
 def test_bounds_are_said_and_rounded_so_that_they_stay_bounds() -> None:
@@ -257,20 +218,16 @@ def test_the_worst_of_so_many_bounds_the_next_one() -> None:
 @pytest.mark.parametrize("clause", ["median < 2s", "p90 < 2s", "max < 2s", "all < 2s"])
 def test_values_of_one_arm_count_once(clause: str) -> None:
     """Twelve values of three arms bound no more than three do; of thirty arms as much as thirty."""
-    one = sla(clause, [1.0] * 12).model_copy(update={"arms": [0, 1, 2] * 4})
-    three = sla(clause, [1.0] * 3)
-    assert decide(one, 0.05) == decide(three, 0.05) and decide(one, 0.05).verdict == "inconclusive"
-    many = sla(clause, [1.0] * 60).model_copy(update={"arms": [n // 2 for n in range(60)]})
-    assert decide(many, 0.05).verdict == "pass"
-    assert (
-        decide(sla(clause, [3.0] * 60).model_copy(update={"arms": many.arms}), 0.05).verdict
-        == "fail"
-    )
+    one = decided(clause, [1.0] * 12, arms=[0, 1, 2] * 4)
+    assert one == decided(clause, [1.0] * 3) and one.verdict == "inconclusive"
+    pairs = [n // 2 for n in range(60)]
+    assert decided(clause, [1.0] * 60, arms=pairs).verdict == "pass"
+    assert decided(clause, [3.0] * 60, arms=pairs).verdict == "fail"
 
 
 def test_an_arm_speaks_with_its_worst_value_where_the_clause_is_of_each() -> None:
     arms, values = [0, 0, 1, 1], [1.0, 3.0, 1.0, 1.0]
-    assert decide(sla("max < 2s", values).model_copy(update={"arms": arms}), 0.05).verdict == "fail"
+    assert decided("max < 2s", values, arms=arms).verdict == "fail"
     assert per_arm(values, arms) == [2.0, 1.0] and per_arm(values, arms, max) == [3.0, 1.0]
     assert per_arm(values, []) == values  # a record from before arms were kept
 
@@ -283,11 +240,15 @@ def test_the_interval_of_a_median_is_of_arms() -> None:
     assert six.ci95 == median_ci95([0.5, 2.5, 4.5, 6.5, 8.5, 10.5]) == (0.5, 10.5)
 
 
-def test_a_comparison_is_of_arms() -> None:
-    now, then = metric([1.5] * 12), metric([1.0] * 12)
-    assert compare(now, then, tolerance_of("s"), 0.05).verdict == "fail"
-    few = [one.model_copy(update={"arms": [0, 1] * 6}) for one in (now, then)]
-    assert compare(*few, tolerance_of("s"), 0.05).verdict == "inconclusive"
+def test_a_clause_says_of_how_many_arms_it_knows() -> None:
+    """Two of three arms gave a value: n is not 2 without a word."""
+    for clause, clock in [("median", 0.0), ("min", 0.0), ("mean", 0.0), ("max", 0.5)]:
+        values = [0.4, 0.5, 0.5, 0.6, 0.4]
+        found = decided(f"{clause} < 1s", values, clock=clock, of=6, of_arms=6)
+        assert "n=5 of 6" in found.detail
+    few = PossibleValues(values=7, arms=6)
+    now, then = (summarise("recovery_time", [each] * 5, possible=few) for each in (0.4, 0.3))
+    assert compare(now, then, tolerance_of("s", None), 0.05).detail.count("(n=5 of 6)") == 2
 
 
 # --- a whole gate
@@ -295,32 +256,45 @@ def test_a_comparison_is_of_arms() -> None:
 
 def test_a_gate_needs_every_clause_shown() -> None:
     cells = {"default": {"recovery_time": [1.0] * 5}}
-    assert gate(run_of(cells, [sla("median < 2s", [1.0] * 5)])).exit_code == 0
-    red = gate(run_of(cells, [sla("median < 2s", [1.0] * 5), sla("max < 2s", [3.0])]))
-    assert (red.verdict, red.exit_code) == ("fail", 1) and red.reason.startswith(
-        "example.yaml:14  recovery_time  max"
-    )
+    fine = sla("median < 2s", [1.0] * 5)
+    assert gate(run_of(cells, [fine])).exit_code == 0
+    red = gate(run_of(cells, [fine, sla("max < 2s", [3.0])]))
+    assert (red.verdict, red.exit_code) == ("fail", 1)
+    assert red.reason.startswith("example.yaml:14  recovery_time  max")
     amber = gate(run_of(cells, [sla("median < 2s", [1.0] * 2)], repeats=2))
+    repeats = amber.clauses[0].repeats
     assert (amber.verdict, amber.exit_code) == ("inconclusive", 3)
-    assert (
-        amber.clauses[0].repeats is not None
-        and f"--repeat {amber.clauses[0].repeats}" in amber.reason
-    )
-
-
-def test_values_of_several_faults_are_counted_in_repeats() -> None:
-    cells = {"default": {"recovery_time": [1.0] * 4}}
+    assert repeats is not None and f"--repeat {repeats}" in amber.reason
+    # values of several faults are counted in repeats
     (one,) = gate(run_of(cells, [sla("median < 2s", [1.0] * 4)], repeats=1)).clauses
     assert one.repeats is not None and 2 <= one.repeats <= 4
 
 
-def test_an_invariant_is_broken_by_one_counterexample() -> None:
-    cells = {"default": {"recovery_time": [1.0]}}
-    bad = {"liveness": Finding(verdict="fail", witness="r1 stood still")}
-    found = gate(run_of(cells, invariants=bad))
-    assert (found.exit_code, found.reason) == (1, "default: liveness: r1 stood still")
-    unseen = {"liveness": Finding(verdict="inconclusive", witness="torn log")}
-    assert gate(run_of(cells, invariants=unseen)).exit_code == 3
+@pytest.mark.parametrize(
+    ("more", "code", "reason"),
+    [
+        (
+            {"invariants": {"liveness": Finding(verdict="fail", witness="r1 stood still")}},
+            1,
+            "default: liveness: r1 stood still",
+        ),
+        (
+            {"invariants": {"liveness": Finding(verdict="inconclusive", witness="torn log")}},
+            3,
+            "default: liveness: torn log",
+        ),
+        ({"invariants": {}}, 3, None),  # nothing checked
+        ({"cell": "1 of 2 arms ran"}, 3, "default: 1 of 2 arms ran"),
+    ],
+)
+def test_what_is_not_shown_is_no_pass(more: Any, code: int, reason: str | None) -> None:
+    results = run_of({"default": {"recovery_time": [1.0]}}, invariants=more.get("invariants"))
+    if "cell" in more:
+        update = {"verdict": "inconclusive", "reason": more["cell"]}
+        cell = results.cells[0].model_copy(update=update)
+        results = results.model_copy(update={"cells": [cell], "verdict": "inconclusive"})
+    found = gate(results)
+    assert found.exit_code == code and found.reason == (reason or found.reason)
 
 
 def test_a_warning_never_turns_it_red() -> None:
@@ -338,39 +312,26 @@ def test_a_run_that_came_to_no_end_keeps_its_verdict(verdict: str, code: int) ->
     assert (gate(results).verdict, gate(results).exit_code) == (verdict, code)
 
 
-def test_nothing_checked_is_no_pass() -> None:
-    assert gate(run_of({"default": {}}, invariants={})).exit_code == 3
-
-
-def test_arms_that_did_not_run_are_no_pass() -> None:
-    results = run_of({"default": {"recovery_time": [1.0]}})
-    cell = results.cells[0].model_copy(
-        update={"verdict": "inconclusive", "reason": "1 of 2 arms ran"}
-    )
-    found = gate(results.model_copy(update={"cells": [cell], "verdict": "inconclusive"}))
-    assert (found.exit_code, found.reason) == (3, "default: 1 of 2 arms ran")
-
-
-def test_reports_see_what_the_gate_decided() -> None:
-    results = run_of({"default": {}}, [sla("max < 2s", [3.0])])
-    shown = gated(results, gate(results))
-    assert (shown.verdict, shown.exit_code, shown.slas[0].verdict) == ("fail", 1, "fail")
-
-
-def test_what_it_decided_is_kept_with_its_infinities(tmp_path: Path) -> None:
+def test_reports_see_what_the_gate_decided_and_it_is_kept_with_its_infinities(
+    tmp_path: Path,
+) -> None:
     results = run_of({"default": {}}, [sla("max < 2s", [3.0, math.inf])])
-    path = write(RunDirectory(tmp_path), gate(results))
-    assert GateResult.model_validate_json(path.read_text()) == gate(results)
+    found = gate(results)
+    shown = gated(results, found)
+    assert (shown.verdict, shown.exit_code, shown.slas[0].verdict) == ("fail", 1, "fail")
+    path = write(RunDirectory(tmp_path), found)
+    assert GateResult.model_validate_json(path.read_text()) == found
     assert json.loads(path.read_text())["clauses"][0]["values"] == [3.0, "Infinity"]
 
 
 # --- against a baseline
 
 
-def against(
-    now: Sequence[float], then: Sequence[float], name: str = "recovery_time", level: float = 0.05
+def compared(
+    now: Sequence[float], then: Sequence[float], name: str = "recovery_time", **more: Any
 ) -> ClauseDecision:
-    return compare(metric(now, name), metric(then, name), tolerance_of(METRICS[name].unit), level)
+    sides = [summarise(name, list(values), **more) for values in (now, then)]
+    return compare(*sides, tolerance_of(METRICS[name].unit), 0.05)
 
 
 @pytest.mark.parametrize(
@@ -394,32 +355,26 @@ def against(
     ],
 )
 def test_comparison(name: str, now: list[float], then: list[float], verdict: str) -> None:
-    assert against(now, then, name).verdict == verdict
+    assert compared(now, then, name).verdict == verdict
 
 
-def test_clocks_of_both_count() -> None:
-    now, then = metric([1.3] * 6, clock=0.1), metric([1.0] * 6, clock=0.1)
-    found = compare(now, then, tolerance_of("s"), 0.05)
+def test_a_comparison_is_of_arms_and_of_both_clocks() -> None:
+    assert compared([1.5] * 12, [1.0] * 12).verdict == "fail"
+    assert compared([1.5] * 12, [1.0] * 12, arms=[0, 1] * 6).verdict == "inconclusive"
+    found = compared([1.3] * 6, [1.0] * 6, bound=0.1)
     assert found.verdict == "inconclusive" and "clocks" in found.detail
 
 
 def test_an_open_comparison_says_how_many_on_both_sides() -> None:
-    results = run_of({"default": {"recovery_time": [1.5, 1.6]}}, repeats=2)
-    found = gate(
-        results,
-        BaselineComparison(baseline=baseline_of({"default": {"recovery_time": [1.0, 1.1]}})),
-    )
-    (clause,) = found.clauses
+    (clause,) = against({"recovery_time": [1.5, 1.6]}, {"recovery_time": [1.0, 1.1]}, 2).clauses
     assert clause.verdict == "inconclusive" and clause.repeats is not None
     assert f"--repeat {clause.repeats} here and in the baseline" in clause.detail
     assert (clause.against, clause.line) == ("baseline", None)
 
 
 def test_cells_of_one_side_only_are_said() -> None:
-    results = run_of({"new": {"recovery_time": [1.0]}})
-    found = gate(
-        results, BaselineComparison(baseline=baseline_of({"old": {"recovery_time": [1.0]}}))
-    )
+    old = BaselineComparison(baseline=baseline_of({"old": {"recovery_time": [1.0]}}))
+    found = gate(run_of({"new": {"recovery_time": [1.0]}}), old)
     assert found.warnings == [
         "new is not in the baseline: save a new one",
         "old of the baseline did not run",
@@ -522,14 +477,9 @@ def test_looks_that_were_planned_are_wrong_no_more_often_in_all_than_one() -> No
 
 
 def test_twice_as_slow_is_red() -> None:
-    rng, red = random.Random(9), 0
-    for _ in range(50):
-        now, then = {"a": noisy(rng, 15, slow=2.0)}, {"a": noisy(rng, 15)}
-        red += (
-            gate(run_of(now, repeats=15), BaselineComparison(baseline=baseline_of(then))).verdict
-            == "fail"
-        )
-    assert red >= 45
+    rng = random.Random(9)
+    found = [against(noisy(rng, 15, slow=2.0), noisy(rng, 15), 15) for _ in range(50)]
+    assert sum(one.verdict == "fail" for one in found) >= 45
 
 
 def test_a_gate_says_its_level() -> None:
@@ -559,19 +509,3 @@ def test_an_open_gate_says_what_settles_all_of_it() -> None:
     never = gate(run_of({"default": {}}, [*slas, sla("mean < 2s", [1.0] * 3)], repeats=3))
     assert "mean < 2s" in never.reason, "which no number of repeats settles"
     assert never.notes[0] == "1 of 3 open clauses would be settled by no number of repeats"
-
-
-def test_a_clause_says_of_how_many_arms_it_knows() -> None:
-    """Two of three arms gave a value: n is not 2 without a word."""
-    partial = sla("median < 1s", [0.4, 0.5, 0.5, 0.6, 0.4]).model_copy(
-        update={"of": 6, "of_arms": 6}
-    )
-    assert "n=5 of 6" in decide(partial, 0.05).detail
-    assert "n=5 of 6" in decide(partial.model_copy(update={"clause": "min < 1s"}), 0.05).detail
-    assert "n=5 of 6" in decide(partial.model_copy(update={"clause": "mean < 1s"}), 0.05).detail
-    blurred = decide(partial.model_copy(update={"clause": "max < 1s"}), 0.05, clock_bound=0.5)
-    assert "n=5 of 6" in blurred.detail
-    few = PossibleValues(values=7, arms=6)
-    now = summarise("recovery_time", [0.4] * 5, possible=few)
-    then = summarise("recovery_time", [0.3] * 5, possible=few)
-    assert compare(now, then, tolerance_of("s", None), 0.05).detail.count("(n=5 of 6)") == 2

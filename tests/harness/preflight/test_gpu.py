@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from trainchaos.harness.preflight.checks.check import Asking
-from trainchaos.harness.preflight.checks.findings import HOST
-from trainchaos.harness.preflight.places import Places, places_here
+from trainchaos.harness.preflight.check import HOST, Asking
+from trainchaos.harness.preflight.places import ALL_CHECKS, Places, places_here
 from trainchaos.harness.preflight.preflight import fit
-from trainchaos.harness.preflight.worker import ALL_CHECKS
 
 pytestmark = pytest.mark.gpu
 

@@ -23,10 +23,18 @@ from trainchaos.chaos.files import write_json
 from trainchaos.harness.preflight import baseline as baselines
 from trainchaos.harness.preflight import compare
 from trainchaos.harness.preflight.baseline import Baseline, BaselineError, of_repeats, read
-from trainchaos.harness.preflight.checks.check import Answer, Asking, Task
-from trainchaos.harness.preflight.checks.findings import HOST, Finding, Findings, Rate, as_taints
+from trainchaos.harness.preflight.check import (
+    HOST,
+    Answer,
+    Asking,
+    Finding,
+    Findings,
+    Rate,
+    Task,
+    as_taints,
+)
+from trainchaos.harness.preflight.places import ALL_CHECKS
 from trainchaos.harness.preflight.preflight import FULL, fit
-from trainchaos.harness.preflight.worker import ALL_CHECKS
 from trainchaos.recovery.health.taints import MAX_TEXT, TaintList
 
 NAMES = [f"cpu:{i}" for i in range(4)]

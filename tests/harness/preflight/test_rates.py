@@ -8,20 +8,20 @@ from collections.abc import Sequence
 
 import pytest
 
-from trainchaos.harness.preflight.checks.bounds import (
+from trainchaos.harness.preflight.compare import (
     FALSE_ALARMS,
     ROUNDS,
+    baseline_limit,
     in_rounds,
     slow_among,
 )
-from trainchaos.harness.preflight.checks.links import (
+from trainchaos.harness.preflight.links import (
     Pair,
     Regrouped,
     explained,
     find_slow,
     matching,
 )
-from trainchaos.harness.preflight.compare import baseline_limit
 
 SEEDS = range(100)
 
@@ -123,9 +123,9 @@ def test_a_slow_place_is_found_by_regrouping(n: int, which: str) -> None:
     guilty = "cpu:1" if which == "first" else f"cpu:{n - 2}"
     links = Links(slow={guilty: 0.3})
     found = find_slow(places(n), links.measure)
-    assert list(found.places) == [guilty] and not found.links and not found.unclear
-    assert found.places[guilty].rate < found.places[guilty].bound < found.places[guilty].reference
-    partners = {place for pair in found.places[guilty].tried for place in pair} - {guilty}
+    assert list(found.slow) == [(guilty,)] and not found.unclear
+    assert found.slow[guilty,].rate < found.slow[guilty,].bound < found.slow[guilty,].reference
+    partners = {place for pair in found.slow[guilty,].tried for place in pair} - {guilty}
     assert len(partners) >= 2, "it is tried with two good partners"
     assert sum(map(len, links.asked)) <= 4 * (n // 2) + 1, "not all pairs are measured"
 
@@ -134,14 +134,14 @@ def test_a_slow_place_is_found_by_regrouping(n: int, which: str) -> None:
 def test_a_slow_link_is_told_from_slow_places(n: int) -> None:
     pair = matching(places(n), 0)[1]
     found = find_slow(places(n), Links(slow={frozenset(pair): 0.2}).measure)
-    assert list(found.links) == [pair] and not found.places
+    assert list(found.slow) == [pair]
     assert explained(found, {})["cpu:2+cpu:3"].state == "unfit"
 
 
 def test_two_slow_places_of_one_pair_or_of_two_are_both_found() -> None:
     for guilty in ({"cpu:2", "cpu:3"}, {"cpu:1", "cpu:6"}):
         found = find_slow(places(8), Links(slow=dict.fromkeys(guilty, 0.3)).measure)
-        assert set(found.places) == guilty and not found.links
+        assert {*found.slow} == {(place,) for place in guilty}
 
 
 def test_a_pair_that_cannot_exchange_is_traced_to_its_place() -> None:
@@ -149,9 +149,9 @@ def test_a_pair_that_cannot_exchange_is_traced_to_its_place() -> None:
         return {pair: [900.0] * ROUNDS for pair in pairs if "cpu:3" not in pair}
 
     found = find_slow(places(4), measure)
-    assert list(found.places) == ["cpu:3"]
+    assert list(found.slow) == [("cpu:3",)]
     rows = explained(
-        found, {pair: "no exchange (cpu:3: gone)" for pair in found.places["cpu:3"].tried}
+        found, {pair: "no exchange (cpu:3: gone)" for pair in found.slow["cpu:3",].tried}
     )
     assert {place: row.state for place, row in rows.items()} == {
         "cpu:0+cpu:1": "fit",
@@ -170,7 +170,7 @@ def test_a_disturbance_that_passes_names_nobody() -> None:
         return {p: [200.0 if turn == 1 and "cpu:0" in p else 1000.0] * ROUNDS for p in pairs}
 
     found = find_slow(places(4), measure)
-    assert not found.places and not found.links and found.unclear == [("cpu:0", "cpu:1")]
+    assert not found.slow and found.unclear == [("cpu:0", "cpu:1")]
     assert [row.state for row in explained(found, {}).values()] == ["unmeasured", "fit"]
 
 
@@ -191,4 +191,4 @@ def test_few_places_are_measured_and_not_named() -> None:
 @pytest.mark.parametrize("n", [4, 8])
 def test_healthy_links_are_not_named(n: int, scale: float) -> None:
     found = [find_slow(places(n), Links(seed, scale).measure) for seed in SEEDS]
-    assert [one for one in found if one.places or one.links] == []
+    assert [one for one in found if one.slow] == []

@@ -18,9 +18,8 @@ from typing import Any
 import pytest
 
 from trainchaos.harness.host.processes import is_same, with_descendants
-from trainchaos.harness.preflight.checks.check import Asking, Task
-from trainchaos.harness.preflight.checks.findings import HOST, Finding
-from trainchaos.harness.preflight.checks.links import AllReduce, Bandwidth
+from trainchaos.harness.preflight.check import HOST, Asking, Finding, Task
+from trainchaos.harness.preflight.links import AllReduce, Bandwidth
 from trainchaos.harness.preflight.places import Places
 from trainchaos.harness.preflight.preflight import FULL, fit
 from trainchaos.recovery.process.processes import start_time

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness.projection.test_project_cli import PLOTS, chaos
+from tests.harness.projection.test_project_cli import chaos
 from trainchaos.harness.projection import breakeven
 from trainchaos.harness.projection.breakeven import break_even, curve, sizes
 from trainchaos.harness.projection.costs import PUBLISHED, RecoveryCost, lasting
@@ -18,7 +18,7 @@ from trainchaos.harness.projection.job import formula, job_of
 from trainchaos.harness.projection.laws import Duration
 from trainchaos.harness.projection.projection import project
 from trainchaos.harness.projection.result import BreakEven, Definitions, Point, Projection, Setting
-from trainchaos.reports.projection import page, plots, words
+from trainchaos.reports.projection import page, words
 
 __all__ = ["chaos"]  # the fixture
 
@@ -45,7 +45,7 @@ def apart(found: Projection, costs: dict[str, RecoveryCost], gpus: int) -> float
     return first - second
 
 
-def test_a_size_has_a_curve_of_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_has_a_curve_of_all_others() -> None:
     found = projected()
     assert {point.gpus for point in found.curve} == {*sizes(16, 131_072)} - {4096}
     for name in PUBLISHED:
@@ -53,8 +53,6 @@ def test_a_size_has_a_curve_of_all_others(monkeypatch: pytest.MonkeyPatch) -> No
         assert len(points) == 13 and all(point.by == "formula" for point in points)
         job = job_of(found.setting, 131_072, PUBLISHED[name])
         assert points[-1].goodput == pytest.approx(formula(found.setting, job)[0])
-    for name in PLOTS:
-        monkeypatch.setattr(plots, name, lambda found: "")
     assert "other sizes: by the formulas" in page.render(found)
     assert {point.gpus for point in projected(spares=100).curve} == {*sizes(800, 131_072)} - {4096}
 

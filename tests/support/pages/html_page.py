@@ -51,6 +51,26 @@ class Page(HTMLParser):
         self.text.append(data)
 
 
+def fetches_nothing(text: str, page: Page) -> None:
+    """The page is one balanced file whose links lead to its own parts, or to files beside it."""
+    assert page.open == []
+    assert page.tags["img"] == page.tags["iframe"] == page.tags["object"] == 0
+    assert not [u for u in re.findall(r"https?://[^\s\"'<]+", text) if "www.w3.org/" not in u]
+    assert "@import" not in text and not re.search(r"url\((?!#)", text) and "fetch(" not in text
+    assert len(page.ids) == len(set(page.ids))
+    assert {a[1:] for a in page.addresses if a.startswith("#")} <= set(page.ids)
+
+
+def regular_tables(markdown: str) -> None:
+    """All rows of a table in Markdown have as many cells, and no text is markup."""
+    width = 0
+    for line in markdown.splitlines():
+        bars = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        assert not bars or not width or bars == width, line
+        width = bars
+    assert "<script" not in markdown.replace("\\<", "")
+
+
 def drawings(text: str, kind: str = "") -> list[ET.Element]:
     """The drawings of a page, each well-formed; those inside others are part of them. ``kind``:
     their class, empty: all.

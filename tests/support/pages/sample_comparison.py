@@ -11,6 +11,7 @@ from typing import Any
 
 from trainchaos.chaos.stats import median_ci95
 from trainchaos.harness.compare.result.model import (
+    SAYS_NOTHING,
     CellSummary,
     Comparison,
     FaultFreeSummary,
@@ -25,7 +26,7 @@ from trainchaos.harness.compare.result.statistics import (
     paired_ratio,
     repetitions_needed,
 )
-from trainchaos.harness.compare.result.summary import SAYS_NOTHING, survival_of
+from trainchaos.harness.compare.result.summary import survival_of
 from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.incident import PhaseSpan
 from trainchaos.harness.judge.results import FalseAlarms
@@ -344,7 +345,7 @@ def _ratio(trials: list[Trial], label: str, family: str) -> Ratio | None:
         return {place(t.family) * 1000 + t.seed: t.recovery for t in mine if t.recovery is not None}
 
     ours, theirs = times(REFERENCE), times(label)
-    value, interval, says = paired_ratio(ours, theirs, seed=1)
+    value, interval, says = paired_ratio(ours, theirs)
     n = len(ours.keys() & theirs.keys())
     if not n:
         return None

@@ -26,7 +26,7 @@ from trainchaos.harness.judge.measure.measure import measure
 from trainchaos.harness.judge.results import Finding
 from trainchaos.harness.script.listen import numbers, rules
 from trainchaos.harness.script.listen.progress import GrowingFile, RegexReader, parse_beacon
-from trainchaos.reports.content import metric_rows
+from trainchaos.reports.content import figures
 
 READ = {
     "4.47": 4.47,
@@ -240,8 +240,8 @@ def test_a_step_that_is_done_again_with_another_loss_shows_a_state_that_was_not_
     results: Any = SimpleNamespace(
         cells=[SimpleNamespace(id="c", label="", absent={}, unjudged=left_out, invariants={})]
     )
-    assert any("loss-equality" in line for line in metric_rows.to_see(results)) is proven
-    assert any("loss-equality is" in line for line in metric_rows.absent(results)) is not proven
+    assert any("loss-equality" in line for line in figures.to_see(results)) is proven
+    assert any("loss-equality is" in line for line in figures.absent(results)) is not proven
     assert ("it may not restore all" in left_out["loss-equality"]) is proven
 
 
@@ -268,7 +268,7 @@ def test_losses_that_cannot_be_compared_are_not_judged(
         cell = SimpleNamespace(id="c", absent={}, unjudged=left_out)
         results: Any = SimpleNamespace(cells=[cell])
         said = f"loss-equality is not judged: {left_out['loss-equality']}"
-        assert said in metric_rows.absent(results)
+        assert said in figures.absent(results)
     assert not unjudged(evidence(trained(), invariants="default").cell.scenario, findings)
 
 

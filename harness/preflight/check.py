@@ -1,20 +1,134 @@
-"""What a check is: it asks places to measure within a time, and says what that means.
+"""What a check is: it asks places to measure within a time, and says what that means, in findings,
+rates that are compared, and reasons for a taint.
 
 ``Check.measure`` runs in a place's own process, all else in the one that asks. A check of single
-places is a ``PlaceCheck``: it has a measurement, and a judgement over what was measured.
+places is a ``PlaceCheck``: a measurement, and a judgement over what was measured.
 """
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Literal, Protocol
 
-from trainchaos.harness.preflight.checks.findings import HOST, Finding, Rate
+from trainchaos.chaos import errors
+from trainchaos.recovery.health.taints import MAX_TEXT, Taint
 from trainchaos.recovery.policy.jobconfig import LOOPBACK
+
+State = Literal["fit", "unfit", "unmeasured"]
+HOST = "host"
+"""The place of what all devices share: disk, store."""
+ALL = "all"
+"""The place of what all places do together."""
+JOIN = "+"
+"""Between the two places of a pair: ``cpu:0+cpu:1``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One check of one place. ``said``: what was measured; ``todo``: what to do, "" where nothing
+    is; ``measured``, ``bound``: in ``unit``, where one number decided; ``evidence``: JSON. Who asks
+    for a check fills in ``check`` and ``place``.
+    """
+
+    check: str = ""
+    place: str = ""
+    state: State = "fit"
+    said: str
+    todo: str = ""
+    measured: float | None = None
+    bound: float | None = None
+    unit: str = ""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """A quantity of a place that is compared with peers and with a baseline. ``rounds``: values of
+    successive rounds, in ``unit``; ``high_is_good``: false of latencies; ``peers``: whether places
+    of one machine should be alike in it.
+    """
+
+    check: str = ""
+    metric: str
+    place: str = ""
+    rounds: Sequence[float]
+    unit: str
+    high_is_good: bool = True
+    peers: bool = False
+    todo: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """All of one preflight. ``hardware``: as in a baseline; ``rates``: what was compared;
+    ``seconds``: it took.
+    """
+
+    findings: Sequence[Finding]
+    rates: Sequence[Rate] = ()
+    hardware: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def unfit(self) -> list[Finding]:
+        """Those that failed."""
+        return [one for one in self.findings if one.state == "unfit"]
+
+    @property
+    def fit(self) -> bool:
+        """Whether something was measured and nothing failed."""
+        return self.exit_code == errors.EXIT_PASS
+
+    @property
+    def exit_code(self) -> int:
+        """0 fit, 1 something is unfit, 7 nothing could be measured."""
+        if self.unfit:
+            return errors.EXIT_FAIL
+        measured = any(one.state == "fit" for one in self.findings)
+        return errors.EXIT_PASS if measured else errors.EXIT_SKIPPED
+
+    def as_json(self) -> dict[str, Any]:
+        """For ``--format json``."""
+        whole = asdict(self)
+        return {
+            "schema_version": 1,
+            "fit": self.fit,
+            "seconds": round(self.seconds, 3),
+            **{name: whole[name] for name in ("hardware", "findings", "rates")},
+        }
+
+
+def as_taints(findings: Iterable[Finding], host: str, now: datetime) -> list[Taint]:
+    """What failed on a host, for the list of tainted places (``recovery.health.taints``), at
+    ``now`` (UTC).
+
+    Of a slow pair whose members are good with others, the second is named: a job without it does
+    not use the link, and that both are refused would cost a good device. What all places do
+    together names no place, so it taints none.
+    """
+    taints = []
+    for one in findings:
+        if one.state != "unfit" or one.place == ALL:
+            continue
+        first, _, second = one.place.partition(JOIN)
+        said = f"preflight {one.check}: {one.said}"
+        reason = "".join(char if char.isprintable() else " " for char in said)
+        facts = {name: getattr(one, name) for name in ("measured", "check", "place", "unit")}
+        facts["bound"] = one.bound
+        taint = {
+            **({"node": host} if one.place == HOST else {"device": f"{host}/{second or first}"}),
+            "reason": reason if len(reason) <= MAX_TEXT else f"{reason[: MAX_TEXT - 3]}...",
+            "since": now,
+            "evidence": {name: value for name, value in facts.items() if value is not None},
+            "by": "preflight",
+        }
+        taints.append(Taint.model_validate(taint))
+    return taints
+
 
 Measured = Mapping[str, Any]
 """JSON, as it travels from the process that measures."""
@@ -76,22 +190,24 @@ class Unmeasurable(Exception):
 
 class Check(Protocol):
     """One check. ``seconds``: of one measurement, of the CPU and of a GPU; what they cost is in
-    docs/health.md.
+    docs/health.md. ``measure``: in at most about ``Task.budget_s`` seconds; raises RuntimeError or
+    OSError where the device fails.
     """
 
-    name: ClassVar[str]
-    seconds: ClassVar[tuple[float, float]]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def seconds(self) -> tuple[float, float]: ...
+
+    @property
+    def measure(self) -> Callable[[Task], Measured]: ...
 
     def places(self, asking: Asking) -> Sequence[str]:
         """What it has a finding of."""
 
     def run(self, asking: Asking) -> None:
         """Ask, and add what comes of it to ``asking``. Raises Unmeasurable."""
-
-    def measure(self, task: Task) -> Measured:
-        """Measure, in at most about ``task.budget_s`` seconds. Raises RuntimeError or OSError where
-        the device fails.
-        """
 
 
 class Asking:
@@ -227,27 +343,20 @@ class Asking:
         return {"port": self._port, "host": LOOPBACK}
 
 
-class PlaceCheck(ABC):
-    """A check of single places. ``rounds``: measurements of each; ``of_host``: of what all devices
-    share.
+@dataclass(frozen=True, kw_only=True)
+class PlaceCheck:
+    """A check of single places. ``judge``: what measurements alone say of a place, and what is to
+    be compared with others; ``rounds``: measurements of each; ``of_host``: of what all devices
+    share; ``stored``: its tasks say where the store is.
     """
 
-    name: ClassVar[str]
-    seconds: ClassVar[tuple[float, float]]
-    rounds: ClassVar[int] = 1
-    of_host: ClassVar[bool] = False
-
-    @abstractmethod
-    def measure(self, task: Task) -> Measured:
-        """As ``Check.measure``."""
-
-    @abstractmethod
-    def judge(self, place: str, rounds: Sequence[Measured]) -> tuple[Finding, Sequence[Rate]]:
-        """What that alone says of the place, and what is to be compared with others. Pure."""
-
-    def options(self, asking: Asking) -> Mapping[str, Any]:
-        """Of its tasks."""
-        return {}
+    name: str
+    seconds: tuple[float, float]
+    measure: Callable[[Task], Measured]
+    judge: Callable[[str, Sequence[Measured]], tuple[Finding, Sequence[Rate]]]
+    rounds: int = 1
+    of_host: bool = False
+    stored: bool = False
 
     def places(self, asking: Asking) -> Sequence[str]:
         """The host, or all."""
@@ -258,7 +367,7 @@ class PlaceCheck(ABC):
         places = self.places(asking)
         turns = [places] if any(map(is_cuda, places)) else [[place] for place in places]
         rounds: dict[str, list[Measured]] = {place: [] for place in places}
-        options = self.options(asking)
+        options = asking.store(self) if self.stored else {}
         try:
             for _ in range(self.rounds):
                 for turn in turns:
@@ -268,11 +377,6 @@ class PlaceCheck(ABC):
             for place, measured_of in rounds.items():
                 if measured_of:
                     asking.add(self, place, *self.judge(place, measured_of))
-
-
-def torch_name(place: str) -> str:
-    """Torch's name of a place: all places ``cpu:N`` and ``host`` are its ``cpu``."""
-    return place if place.startswith("cuda") else "cpu"
 
 
 def is_cuda(place: str) -> bool:

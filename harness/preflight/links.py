@@ -24,17 +24,20 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
 
-from trainchaos.harness.preflight.checks.bounds import ROUNDS, confirming_limit, log, slow_among
-from trainchaos.harness.preflight.checks.check import (
+from trainchaos.harness.launch.devices import torch_name
+from trainchaos.harness.preflight.check import (
+    ALL,
     GRACE_S,
+    JOIN,
     Asking,
+    Finding,
     Measured,
+    Rate,
     Task,
     is_cuda,
-    torch_name,
 )
-from trainchaos.harness.preflight.checks.findings import ALL, JOIN, Finding, Rate
-from trainchaos.harness.preflight.checks.store import connect
+from trainchaos.harness.preflight.checks import connect
+from trainchaos.harness.preflight.compare import ROUNDS, confirming_limit, log, slow_among
 from trainchaos.recovery.health.estimates import median
 
 PAIR_BYTES = 4 << 20
@@ -208,13 +211,12 @@ class Slow:
 
 @dataclass(kw_only=True)
 class Regrouped:
-    """``pairs``: rates of the first pairs; ``places``, ``links``: the slow ones; ``unclear``: slow
-    first pairs that this explains by neither.
+    """``pairs``: rates of the first pairs; ``slow``: by its place, or by both of a link;
+    ``unclear``: slow first pairs that this explains by neither.
     """
 
     pairs: dict[Pair, Sequence[float]] = field(default_factory=dict)
-    places: dict[str, Slow] = field(default_factory=dict)
-    links: dict[Pair, Slow] = field(default_factory=dict)
+    slow: dict[tuple[str, ...], Slow] = field(default_factory=dict)
     unclear: list[Pair] = field(default_factory=list)
 
 
@@ -253,9 +255,10 @@ def find_slow(places: Sequence[str], measure: Measure) -> Regrouped:
     def is_slow(rates: Sequence[float]) -> bool:
         return log(median(rates)) - log(level) < -limit
 
-    def verdict(tried: Mapping[Pair, Sequence[float]]) -> Slow:
+    def blame(who: tuple[str, ...], tried: Mapping[Pair, Sequence[float]]) -> None:
         rate = median([rate for rates in tried.values() for rate in rates])
-        return Slow(rate=rate, reference=level, bound=level * math.exp(-limit), tried=[*tried])
+        bound = level * math.exp(-limit)
+        found.slow[who] = Slow(rate=rate, reference=level, bound=bound, tried=[*tried])
 
     later: dict[Pair, Sequence[float]] = {}
     for turn in range(1, 4 if odd else 3):  # of an odd number, one place rests in each
@@ -264,14 +267,14 @@ def find_slow(places: Sequence[str], measure: Measure) -> Regrouped:
         good_before = any(place in pair for pair in found.pairs if pair not in slow)
         tried = {pair: rates for pair, rates in later.items() if place in pair}
         if tried and not good_before and all(map(is_slow, tried.values())):
-            found.places[place] = verdict(tried)
+            blame((place,), tried)
     for pair in slow:
-        if any(place in found.places for place in pair):
+        if any((place,) in found.slow for place in pair):
             continue
         again = rates_of([pair])[pair]
         elsewhere = [rates for other, rates in later.items() if set(other) & set(pair)]
         if is_slow(again) and not any(map(is_slow, elsewhere)):
-            found.links[pair] = verdict({pair: [*found.pairs[pair], *again]})
+            blame(pair, {pair: [*found.pairs[pair], *again]})
         else:
             found.unclear.append(pair)
     return found
@@ -282,36 +285,29 @@ def explained(regrouped: Regrouped, errors: Mapping[Pair, str]) -> dict[str, Fin
     exchange, or got wrong bytes, which is no matter of peers.
     """
     findings: dict[str, Finding] = {}
-    for pair, rounds in regrouped.pairs.items():
+    for pair in dict.fromkeys((*regrouped.pairs, *errors)):  # those that were tried later too
+        rounds = regrouped.pairs.get(pair, ())
         said = errors.get(pair) or f"{median(rounds):.0f} MiB/s"
-        finding = Finding(said=said, unit=MIBS, measured=median(rounds))
-        blamed = [place for place in pair if place in regrouped.places]
+        blamed = " and ".join(place for place in pair if (place,) in regrouped.slow)
+        finding = Finding(said=said, unit=MIBS, measured=median(rounds) if rounds else None)
         if blamed:
-            said = f"{said}; {' and '.join(blamed)} is to blame"
+            said = f"{said}; {blamed} is to blame"
             finding = replace(finding, state="unmeasured", said=said)
         elif pair in errors:
             finding = replace(finding, state="unfit", todo=_todo(pair))
         elif pair in regrouped.unclear:
             said += ", slow once and not again, or among too few good pairs"
             finding = replace(finding, state="unmeasured", said=said)
-        if pair not in regrouped.links:
+        if rounds or not blamed:
             findings[JOIN.join(pair)] = finding
-    for pair, said in errors.items():  # of those that were tried later too
-        if not any(place in regrouped.places for place in pair):
-            failed = Finding(state="unfit", said=said, todo=_todo(pair))
-            findings.setdefault(JOIN.join(pair), failed)
-    blame: list[tuple[tuple[str, ...], Slow]] = [
-        *(((place,), slow) for place, slow in regrouped.places.items()),
-        *regrouped.links.items(),
-    ]
-    for places, slow in blame:
+    for who, slow in regrouped.slow.items():
         tried = ", ".join(JOIN.join(pair) for pair in slow.tried)
         why = [f" ({errors[pair]})" for pair in slow.tried if pair in errors]
-        findings[JOIN.join(places)] = Finding(
+        findings[JOIN.join(who)] = Finding(
             state="unfit",
             said=f"{slow.rate:.0f} MiB/s in {tried}; good pairs {slow.reference:.0f} MiB/s, at"
             f" least {slow.bound:.0f} MiB/s{''.join(why[:1])}",
-            todo=_todo(places),
+            todo=_todo(who),
             measured=slow.rate,
             bound=slow.bound,
             unit=MIBS,
@@ -322,15 +318,14 @@ def explained(regrouped: Regrouped, errors: Mapping[Pair, str]) -> dict[str, Fin
 
 def _todo(places: tuple[str, ...]) -> str:
     """What to do about a place, or the link of two."""
-    cuda = is_cuda(places[0])
-    if len(places) == 1 and cuda:
-        return "take the device out; nvidia-smi nvlink -e and topo -m say what its links do"
-    if len(places) == 1:
+    alone, cuda = len(places) == 1, is_cuda(places[0])
+    if cuda:
+        act = "take the device out" if alone else "place no ring over this link"
+        return f"{act}; nvidia-smi nvlink -e and topo -m say what its links do"
+    if alone:
         return (
             "take the place out; see what else runs on its cores (top), and what limits its process"
         )
-    if cuda:
-        return "place no ring over this link; nvidia-smi topo -m and nvlink -e say what it is"
     return "place the two on other cores; see what is between them"
 
 
@@ -356,19 +351,20 @@ def measure(task: Task) -> dict[str, Any]:
     wait = partial(_wait, made, timeout_s)
     size = (CUDA_BYTES if cuda else PAIR_BYTES) // 4
     values = torch.arange(size, device=device, dtype=torch.int64) % MODULUS
-    act = partial(_between if options["kind"] == "pair" else _together, made, wait)
-    wrong, _ = act(values, rank, world)  # connects too; the second one counts
-    more, first_s = act(values, rank, world)
+    pair = options["kind"] == "pair"
+    act = partial(_between if pair else _together, made, wait, values, rank, world)
+    wrong, _ = act()  # connects too; the second one counts
+    more, first_s = act()
     wrong += more
     count = torch.tensor([int(task.budget_s / max(1e-6, first_s))], device=device)
     wait(_broadcast(made, count, 0))
     repeats = min(MOST_REPEATS, max(LEAST_REPEATS, int(count.item())))
     seconds = 0.0
     for _ in range(repeats):
-        bad, took_s = act(values, rank, world)
+        bad, took_s = act()
         wrong += bad
         seconds += took_s
-    sent = size * 4 * 2.0 if options["kind"] == "pair" else size * 8.0 * (world - 1) / world
+    sent = size * 4 * 2.0 if pair else size * 8.0 * (world - 1) / world
     return {"rate": repeats * sent / seconds / 2**20, "repeats": repeats, "wrong": wrong}
 
 

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from benchmarks.published import check as published
-from benchmarks.published.check import BLOCKS, REGISTER, RESULTS, ROOT
-from benchmarks.published.register import Figure, Register, load
+from benchmarks import published
+from benchmarks.published import BLOCKS, REGISTER, RESULTS, ROOT, Figure, Register, load
 from tests.harness.compare.test_compare_rules import comparison, runs_in
 from tests.support.pages.sample_comparison import build
 from trainchaos.chaos.errors import LogError, ScenarioError

@@ -11,18 +11,19 @@ the logs of real runs.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
 
+from benchmarks.harness import markdown, options
 from benchmarks.health import stored
-from benchmarks.health.cases import CASES
-from benchmarks.health.evaluate import Null, Planted, null, planted
+from benchmarks.health.cases import CASES, Null, Planted, null, planted
+from trainchaos.chaos.stats import percentile
 from trainchaos.harness.fuzz.play.child import tied
 
 Found = tuple[Null, Mapping[float, Planted]]
@@ -42,73 +43,49 @@ def within(name: str, found: Null) -> bool:
 
 def table(found: Mapping[str, Found]) -> str:
     """Two tables as Markdown: false alarms, and anomalies by size."""
-    rows = [["detector", "false alarms / series-hours", "rate, 1/h", "95 % bound, 1/h", "states"]]
-    rows.append(["---"] * len(rows[0]))
-    for name, (without, _) in found.items():
-        stated = CASES[name].make().rate
-        rows.append(
-            [
-                name,
-                f"{without.alarms} / {without.hours:.0f}",
-                f"{without.rate:.2g}",
-                f"{without.upper:.2g}",
-                f"{stated:g}" + ("" if within(name, without) else " EXCEEDED"),
-            ]
-        )
-    head = ["detector", "anomaly", "n", "found", "after, s: median", "95th percentile", "precision"]
-    sizes = [head, ["---"] * len(head)]
-    for name, (_, of_sizes) in found.items():
-        for size, one in of_sizes.items():
-            delays = sorted(one.delays_s)
-            said = len(delays) + one.wrong
-            sizes.append(
-                [
-                    name,
-                    CASES[name].sizes[size],
-                    str(one.n),
-                    f"{one.found / one.n:.0%}",
-                    f"{median(delays):.1f}" if delays else "-",
-                    f"{percentile(delays, 0.95):.1f}" if delays else "-",
-                    f"{len(delays) / said:.0%}" if said else "-",
-                ]
-            )
-    return "\n\n".join(_markdown(one) for one in (rows, sizes))
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that so many do not exceed."""
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    rates, sizes = [], []
+    for name, (without, of_sizes) in found.items():
+        stated = f"{CASES[name].make().rate:g}{'' if within(name, without) else ' EXCEEDED'}"
+        figures = [f"{without.rate:.2g}", f"{without.upper:.2g}", stated]
+        rates.append([name, f"{without.alarms} / {without.hours:.0f}", *figures])
+        for size, of in of_sizes.items():
+            delays = of.delays_s
+            said = len(delays) + of.wrong
+            cells = [name, CASES[name].sizes[size], of.n, f"{len(delays) / of.n:.0%}", "-", "-"]
+            if delays:
+                cells[4:] = [f"{median(delays):.1f}", f"{percentile(delays, 0.95):.1f}"]
+            sizes.append([*cells, f"{len(delays) / said:.0%}" if said else "-"])
+    head = ["detector", "false alarms / series-hours", "rate, 1/h", "95 % bound, 1/h", "states"]
+    more = ["detector", "anomaly", "n", "found", "after, s: median", "95th percentile", "precision"]
+    return f"{markdown(head, rates)}\n\n{markdown(more, sizes)}"
 
 
 def main() -> None:
     """Evaluate all, and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--part", type=float, default=1.0, help="of the hours without an anomaly")
-    parser.add_argument("--n", type=int, default=100, help="anomalies of each size")
-    parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--archives", nargs="+", type=Path, default=[], help="of comparisons")
-    options = parser.parse_args()
-    if options.archives:
-        print(stored.table(stored.unpacked(options.archives)))
+    parser = options(__doc__)
+    add = parser.add_argument
+    add("--seed", type=int, default=1)
+    add("--part", type=float, default=1.0, help="of the hours without an anomaly")
+    add("--n", type=int, default=100, help="anomalies of each size")
+    add("--only", nargs="*", default=list(CASES), choices=list(CASES))
+    add("--jobs", type=int, default=2)
+    add("--archives", nargs="+", type=Path, default=[], help="of comparisons")
+    given = parser.parse_args()
+    if given.archives:
+        print(stored.table(stored.played(given.archives)))
         return
     began_s = time.monotonic()
-    with ProcessPoolExecutor(options.jobs, None, tied, (os.getpid(),)) as pool:
+    with ProcessPoolExecutor(given.jobs, None, tied, (os.getpid(),)) as pool:
         waiting = {
-            name: pool.submit(evaluate, name, options.seed, options.part, options.n)
-            for name in options.only
+            name: pool.submit(evaluate, name, given.seed, given.part, given.n)
+            for name in given.only
         }
         found = {name: future.result(timeout=7200) for name, future in waiting.items()}
     print(table(found))
-    print(f"\nseed {options.seed}; {time.monotonic() - began_s:.0f} s")
+    print(f"\nseed {given.seed}; {time.monotonic() - began_s:.0f} s")
     for name, (without, _) in found.items():
         if without.names:
-            counts = {one: without.names.count(one) for one in sorted(set(without.names))}
+            counts = dict(sorted(Counter(without.names).items()))
             print(f"{name}: false alarms by weather: {counts}", file=sys.stderr)
     sys.exit(0 if all(within(name, without) for name, (without, _) in found.items()) else 1)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from benchmarks import detectors
+from benchmarks.health import __main__ as detectors
 from benchmarks.health import stored, streams
 from benchmarks.health.cases import CASES, Null, Planted, null, planted
 from benchmarks.health.streams import WEATHERS, kept, student

@@ -1,9 +1,9 @@
 """What the detectors of health find, how soon, and how often they are wrong.
 
-    python -m benchmarks.detectors [--seed 1] [--part 1.0] [--n 100] [--only NAME ...] [--jobs 2]
-    python -m benchmarks.detectors --archives docs/results/published*.tar.xz
+    python -m benchmarks.health [--seed 1] [--part 1.0] [--n 100] [--only NAME ...] [--jobs 2]
+    python -m benchmarks.health --archives docs/results/published*.tar.xz
 
-Series are generated (``benchmarks.health``): without an anomaly, for the rate of false alarms, and
+Series are generated : without an anomaly, for the rate of false alarms, and
 with one of several sizes. Prints a Markdown table. ``--part``: of the hours without an anomaly.
 Exits with 1 if a rate is more than its detector states (lower 95 % bound). ``--archives``: instead,
 the logs of real runs.

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.fakes.fake_catalogue import CATALOGUE
 from trainchaos.chaos.errors import ScenarioError
-from trainchaos.chaos.loading import cautions, checks
+from trainchaos.chaos.loading import checks
 from trainchaos.chaos.loading.interpolate import ReferenceScope, interpolate
 from trainchaos.chaos.loading.load import LoadedScenario, load
 from trainchaos.chaos.loading.matrix import expand, value_name
@@ -89,11 +89,6 @@ def test_cells_in_the_order_of_the_matrix(write: Any) -> None:
     assert loaded.cells[0].scenario.workload.params == {"size": "nano"}
     assert loaded.name == "example" and loaded.warnings == ()
     assert loaded.sla_lines == {"recovery_time": [9, 9], "goodput": [10]}
-
-
-def test_without_a_matrix_there_is_one_cell(write: Any) -> None:
-    (cell,) = read(write(SINGLE)).cells
-    assert cell.id == "default" and cell.params == {}
 
 
 def test_line_of_every_clause(write: Any) -> None:
@@ -171,10 +166,6 @@ def test_overrides(write: Any) -> None:
     assert (scenario.faults[0].at.step, scenario.faults[0].at.phase) == (5, "data")
     assert scenario.sla["recovery_time"][0].check == "max < 1ms"
     assert loaded.sla_lines["recovery_time"] == [9]
-
-
-def test_the_last_override_wins(write: Any) -> None:
-    assert read(write(GOOD), "repeat=2", "repeat=4").cells[0].scenario.repeat == 4
 
 
 # --- matrix
@@ -275,24 +266,6 @@ def test_bad_input(write: Any, old: str, new: str, errors: list[str]) -> None:
     assert old in SINGLE
     text = failure(write(SINGLE.replace(old, new, 1)))
     assert heads(text) == [f"s.yaml:{error}" for error in errors]
-
-
-def test_a_spare_where_there_are_none(write: Any) -> None:
-    text = GOOD.replace("role: worker", "role: spare")
-    assert heads(failure(write(text))) == [
-        "s.yaml:7:51: the recovery strategy has no spares: target a worker, or use hot-spare"
-    ]
-    assert read(write(SINGLE.replace("role: worker", "role: spare")))
-
-
-def test_a_rank_fault_cannot_act_in_a_spare_or_in_a_foreign_phase(write: Any) -> None:
-    text = SINGLE.replace("kind: process-kill", "kind: straggler, duration: 1s").replace(
-        "role: worker", "role: spare"
-    )
-    assert heads(failure(write(text.replace("phase: backward", "phase: data")))) == [
-        "s.yaml:7:62: straggler acts inside a training rank, and a spare does not train",
-        "s.yaml:7:92: straggler cannot act in phase 'data'; it can in forward, backward",
-    ]
 
 
 def test_samples_count_repeats_and_incidents(write: Any) -> None:
@@ -472,14 +445,6 @@ def test_a_whole_reference_keeps_value_and_type(value: Any) -> None:
     assert resolved.origin(("a", 0, "deep")) == ("matrix", "x", 0, "deep")
 
 
-@given(st.text())
-def test_no_text_breaks_interpolation(text: str) -> None:
-    names = ReferenceScope(matrix={}, vars={}, env={})
-    for broken in ("${" + text, "${" + text + "}"):
-        # no name is known here, so only an environment reference with a default can stand
-        assert interpolate(broken, names).problems or "env:" in broken
-
-
 def test_a_fault_too_late_to_show_liveness_is_a_warning(write: Any) -> None:
     assert read(write(SINGLE.replace("step: 57", "step: 95"))).warnings == ()
     (warning,) = read(write(SINGLE.replace("step: 57", "step: 96"))).warnings
@@ -492,12 +457,6 @@ def test_a_fault_too_late_to_show_liveness_is_a_warning(write: Any) -> None:
         "invariants: default", "invariants: [membership]"
     )
     assert read(write(only)).warnings == ()
-
-
-def test_healthy_steps_are_those_of_the_checker() -> None:
-    from trainchaos.harness.judge.checkers.job import world
-
-    assert cautions.HEALTHY_STEPS == world.HEALTHY_STEPS
 
 
 def test_what_no_list_selects_is_called_as_the_judge_calls_it() -> None:

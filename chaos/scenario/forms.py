@@ -14,7 +14,6 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
-    TypeAdapter,
     ValidationError,
     ValidatorFunctionWrapHandler,
 )
@@ -60,7 +59,7 @@ def readable(parse: Callable[[str], Any]) -> AfterValidator:
 
 class Form:
     """Of a field with several forms. ``words``: what to write, in one sentence instead of one
-    complaint per form; ``models``: by the key that tells them; ``plain``: reads what is no mapping.
+    complaint per form; ``models``: by the key that tells them; ``plain``: reads all else.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Form:
         for key in value if mapping else ():
             if key in self._models:
                 return self._models[key].model_validate(value, strict=True)
-        if not mapping and value is not None and self._plain is not None:
+        if value is not None and self._plain is not None:
             value = self._plain(value)
         try:
             return inner(value)
@@ -88,11 +87,3 @@ class Form:
                 model = self._models[next(filter(None, near))]
                 return model.model_validate(value, strict=True)
             raise PydanticCustomError("form", self._words) from None  # type: ignore[arg-type]
-
-
-def names_in(value: Any) -> Any:
-    """A list of texts, each of which is complained of by itself."""
-    return _NAMES.validate_python(value, strict=True) if isinstance(value, list) else value
-
-
-_NAMES = TypeAdapter(list[str])

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from trainchaos.chaos.scenario.fault import (
     PHASES,
@@ -24,7 +24,7 @@ from trainchaos.chaos.scenario.fault import (
     TraceSpec,
     TriggerSpec,
 )
-from trainchaos.chaos.scenario.forms import Form, SomeSeconds, names_in, readable
+from trainchaos.chaos.scenario.forms import Form, SomeSeconds, readable
 from trainchaos.chaos.scenario.sla import parse_stop
 from trainchaos.chaos.scenario.steady import parse_steady
 from trainchaos.chaos.scenario.topology import Topology
@@ -237,6 +237,16 @@ class InvariantExclusion(Strict):
     leave_out: list[str] = Field(min_length=1)
 
 
+def _checkers(value: Any) -> Any:
+    """Each name, and the keys of a mapping, are complained of by themselves."""
+    if isinstance(value, dict):
+        return InvariantExclusion.model_validate(value, strict=True)
+    return _NAMES.validate_python(value, strict=True) if isinstance(value, list) else value
+
+
+_NAMES = TypeAdapter(list[str])
+
+
 class Scenario(Strict):
     """One resolved scenario (one cell), with interpolation and matrix applied."""
 
@@ -261,8 +271,7 @@ class Scenario(Strict):
         Literal["default", "observable"] | list[str] | InvariantExclusion,
         Form(
             "default, observable, a list of checker names, or {leave_out: [names]}",
-            names_in,
-            leave_out=InvariantExclusion,
+            _checkers,
         ),
     ] = "default"
     stop_conditions: list[StopCondition] = Field(default_factory=list)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from trainchaos.chaos.commands.shared.options import PATH, RUN, together
+from trainchaos.chaos.commands.shared.options import FLAG, PATH, RUN, option, together
 from trainchaos.chaos.commands.shared.quantities import (
     CAUSE_SHARE,
     LEMON_SHARE,
@@ -24,7 +24,7 @@ LARGEST = 131_072
 MOST_GPUS = 10_000_000
 LEAST_RATE = 1e-6  # a failure of a thousand nodes in 2,700 years
 MOST_RATE = 1e4  # ten failures of each node a day
-FLAG, LONGER = object(), span(positive=True)
+LONGER = span(positive=True)
 Row = tuple[str, Any, str] | tuple[str, Any, str, Any]
 """Name, type, help; and the default, if it has one."""
 
@@ -170,20 +170,11 @@ SEVERAL: tuple[tuple[str, str, Any, str], ...] = (
 """Those that may be repeated: name, parameter, type, help."""
 
 
-def _option(name: str, kind: Any, text: str, *default: Any) -> Any:
-    if kind is FLAG:
-        return click.option(name, is_flag=True, help=text)
-    shown = {"default": default[0], "show_default": True} if default else {}
-    return click.option(name, type=kind, help=text, **shown)
-
-
 options = together(
     *(
-        click.option(
-            name, to, type=kind, multiple=True, help=text, metavar=None if kind else "NAME"
-        )
+        option(f"{name} {to}", kind, text, multiple=True, metavar=None if kind else "NAME")
         for name, to, kind, text in SEVERAL
     ),
-    *(_option(*row) for row in ROWS),
+    *(option(*row) for row in ROWS),
 )
 """All of them on a command."""

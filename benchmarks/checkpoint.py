@@ -12,13 +12,10 @@ moments in float32.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import tempfile
-import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -26,6 +23,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
+from benchmarks.harness import in_turns, markdown, options, ratios, seconds, spread
 from trainchaos.recovery.checkpoint import restore, saves
 from trainchaos.recovery.checkpoint.background import Snapshot
 from trainchaos.recovery.checkpoint.chunks import chunks_of
@@ -33,6 +31,7 @@ from trainchaos.recovery.state.state import TrainState
 
 BLOCK = 8 << 20
 WIDTH = 2048
+GOALS = {"plain": 0.8, "dcp": 1.0}
 
 
 def state_of(mib: int) -> TrainState:
@@ -48,13 +47,16 @@ def state_of(mib: int) -> TrainState:
     return state
 
 
+def bytes_of(state: TrainState) -> int:
+    """Of all its tensors."""
+    return sum(tensor.nbytes for tensor in state.tensors().values())
+
+
 class CheckpointArms:
     """The timed operations; each save leaves its files for the following read."""
 
     def __init__(self, directory: Path, state: TrainState) -> None:
-        self.directory = directory
-        self.state = state
-        self.bytes = sum(t.numel() * t.element_size() for t in state.tensors().values())
+        self.directory, self.state, self.bytes = directory, state, bytes_of(state)
         self.block = torch.randn(BLOCK // 4).numpy()
         self.into = memoryview(bytearray(BLOCK))
 
@@ -89,39 +91,43 @@ class CheckpointArms:
         """Restore with torch.distributed.checkpoint, unverified."""
         dcp.load(dict(self.state.tensors()), checkpoint_id=self.directory / "dcp", no_dist=True)
 
-    def remove(self, name: str) -> None:
-        """Remove an arm's files of the previous round; not timed."""
-        path = self.directory / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    def clear(self) -> None:
+        """Remove the files of the round before."""
+        for path in self.directory.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def forget(self) -> None:
+        """Drop the files' pages from the page cache, so that the next read comes from the disk."""
+        for path in self.directory.rglob("*"):
+            if path.is_file():
+                with path.open("rb") as stream:
+                    os.fsync(stream.fileno())
+                    os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _refused(checkpoint: object, why: str) -> None:
     raise AssertionError(f"{checkpoint}: {why}")
 
 
-def forget(directory: Path) -> None:
-    """Drop the files' pages from the page cache, so that the next read comes from the disk."""
-    for path in directory.rglob("*"):
-        if path.is_file():
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(fd)
+def measure(arms: CheckpointArms, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Seconds of saves, and of the restores of what each round saved."""
+    saves = {"plain": arms.plain_write, "ours": arms.our_save, "dcp": arms.dcp_save}
+    restores = {"plain": arms.plain_read, "ours": arms.our_restore, "dcp": arms.dcp_restore}
+    found: dict[str, dict[str, list[float]]] = {
+        what: {name: [] for name in saves} for what in ("save", "restore")
+    }
+    names = list(saves)
+    for number in range(-1, rounds):  # the first is a warm-up
+        arms.clear()
+        for what, acts in (("save", saves), ("restore", restores)):
+            for name in names[number % 3 :] + names[: number % 3]:
+                took = seconds(acts[name])
+                found[what][name] += [took] if number >= 0 else []
+            arms.forget()
+    return found
 
 
-def timed(act: Callable[[], None]) -> float:
-    """Seconds."""
-    began = time.perf_counter()
-    act()
-    return time.perf_counter() - began
-
-
-def blocking(state: TrainState, rounds: int) -> tuple[list[float], list[float]]:
+def blocking(state: TrainState, rounds: int) -> dict[str, list[float]]:
     """Seconds of a plain copy of the state's bytes into existing memory, and seconds for which a
     background save blocks training.
     """
@@ -137,72 +143,35 @@ def blocking(state: TrainState, rounds: int) -> tuple[list[float], list[float]]:
     def ours() -> None:
         snapshot.take(saves.content_of(state).chunks)
 
-    plain()
-    acts: list[Callable[[], None]] = [plain, ours]
-    found: dict[Callable[[], None], list[float]] = {plain: [], ours: []}
-    for number in range(rounds):
-        for act in acts if number % 2 else acts[::-1]:
-            found[act].append(timed(act))
-    return found[plain], found[ours]
+    return in_turns({"plain": plain, "ours": ours}, rounds, warm=1)
 
 
 def main() -> None:
     """Measure, and print the tables."""
-    parser = argparse.ArgumentParser(description="save and restore against the plain disk")
+    parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mib", type=int, default=1024)
-    parser.add_argument(
-        "--directory", type=Path, default=None, help="directory on the disk to measure"
-    )
-    arguments = parser.parse_args()
+    parser.add_argument("--directory", type=Path, help="on the disk to measure")
+    given = parser.parse_args()
     warnings.filterwarnings("ignore")
-    state = state_of(arguments.mib)
-    with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
-        arms = CheckpointArms(Path(folder), state)
-        names = ["plain", "ours", "dcp"]
-        saves: dict[str, list[float]] = {name: [] for name in names}
-        loads: dict[str, list[float]] = {name: [] for name in names}
-        doing = {"plain": arms.plain_write, "ours": arms.our_save, "dcp": arms.dcp_save}
-        undoing = {"plain": arms.plain_read, "ours": arms.our_restore, "dcp": arms.dcp_restore}
-        for number in range(arguments.rounds + 1):  # the first is a warm-up
-            for name in names[number % 3 :] + names[: number % 3]:
-                arms.remove(name)
-                took = timed(doing[name])
-                saves[name] += [took] if number else []
-            forget(arms.directory)
-            for name in names[number % 3 :] + names[: number % 3]:
-                took = timed(undoing[name])
-                loads[name] += [took] if number else []
-        report(arms.bytes, saves, loads)
-    plain, ours = blocking(state, 4 * arguments.rounds)
-    ratio = median(o / p for o, p in zip(ours, plain, strict=True))
+    state = state_of(given.mib)
+    with tempfile.TemporaryDirectory(dir=given.directory) as folder:
+        found = measure(CheckpointArms(Path(folder), state), given.rounds)
+    size = bytes_of(state) / 1e9
+    print(f"{size:.2f} GB of state, {given.rounds} rounds; seconds: median (min to max)\n")
+    rows = []
+    for what, times in found.items():
+        for name, values in times.items():
+            rate = median(ratios(values, times["ours"]))
+            goal = f"{rate:.2f} (goal {GOALS[name]})" if name in GOALS else ""
+            rows.append([what, name, spread(values), f"{size / median(values):.2f}", goal])
+    print(markdown(["", "arm", "s", "GB/s", "our rate against it"], rows))
+    blocked = blocking(state, 4 * given.rounds)
+    ratio = median(ratios(blocked["ours"], blocked["plain"]))
     print(
-        f"asynchronous: blocks {spread(ours)} s; a plain copy {spread(plain)} s; {ratio:.2f} of it"
-        " (goal 1.3)"
+        f"\nasynchronous: blocks {spread(blocked['ours'])} s; a plain copy"
+        f" {spread(blocked['plain'])} s; {ratio:.2f} of it (goal 1.3)"
     )
-
-
-def report(size: int, saves: dict[str, list[float]], loads: dict[str, list[float]]) -> None:
-    """One line per arm."""
-    print(
-        f"{size / 1e9:.2f} GB of state, {len(saves['ours'])} rounds; seconds: median (min to max)"
-    )
-    for what, times in (("save", saves), ("restore", loads)):
-        for name in times:
-            print(
-                f"  {what:8} {name:6} {spread(times[name])}  {size / 1e9 / median(times[name]):.2f}"
-                " GB/s"
-            )
-        for name, goal in (("plain", 0.8), ("dcp", 1.0)):
-            ratio = median(
-                other / ours for other, ours in zip(times[name], times["ours"], strict=True)
-            )
-            print(f"  {what:8} rate against {name}: {ratio:.2f} (goal {goal})")
-
-
-def spread(values: list[float]) -> str:
-    """Median and range as text."""
-    return f"{median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
 if __name__ == "__main__":

@@ -20,145 +20,89 @@ import random
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from benchmarks.scenarios import play
+from benchmarks.harness import Measured, Tree, in_ms, job, markdown, options, play, spread
 from trainchaos.chaos.events.log import Kind, read_log
-from trainchaos.harness.judge.results import Results
 
 RANKS, PER_ARM = 2, 3
 STRATEGIES = {
-    "live": "{strategy: hot-spare, sync: live}",
-    "rehearsed": "{strategy: hot-spare, sync: live, rehearse: true}",
-    "none": "{strategy: hot-spare}",
-    "drop": "{strategy: drop-replica}",
-    "warm": "{strategy: checkpoint-restart}",
+    "live": ("hot-spare, sync: live", {"strategy": "hot-spare", "sync": "live"}),
+    "rehearsed": (
+        "hot-spare, sync: live, rehearse: true",
+        {"strategy": "hot-spare", "sync": "live", "rehearse": True},
+    ),
+    "none": ("hot-spare, sync: none", {"strategy": "hot-spare"}),
+    "drop": ("drop-replica", {"strategy": "drop-replica"}),
+    "warm": ("checkpoint-restart warm, from memory", {"strategy": "checkpoint-restart"}),
 }
-NAMES = {
-    "live": "hot-spare, sync: live",
-    "rehearsed": "hot-spare, sync: live, rehearse: true",
-    "none": "hot-spare, sync: none",
-    "drop": "drop-replica",
-    "warm": "checkpoint-restart warm, from memory",
-}
-INVARIANTS = (
-    "[fault-landed, sample-accounting, no-lost-commit, liveness, no-orphans, evidence-complete]"
-)
+"""Name -> its words, and what a scenario says."""
+INVARIANTS = ["fault-landed", "sample-accounting", "no-lost-commit", "liveness", "no-orphans"]
 LOOP = Path(__file__).parent / "loops" / "large_state.py"
-DEFAULT = ["live", "none", "drop", "warm"]
 Key = tuple[str, float]
 """A strategy, and a size in MB."""
 
 
-@dataclass(kw_only=True)
-class Growth:
-    """Seconds, by strategy and size. ``copied``: bytes that each new member received; ``steps``:
-    median step of each arm.
-    """
-
-    recovery: dict[Key, list[float]] = field(default_factory=lambda: defaultdict(list))
-    phases: dict[Key, dict[str, list[float]]] = field(
-        default_factory=lambda: defaultdict(lambda: defaultdict(list))
-    )
-    copied: dict[Key, list[int]] = field(default_factory=lambda: defaultdict(list))
-    steps: dict[Key, list[float]] = field(default_factory=lambda: defaultdict(list))
-    verdicts: list[str] = field(default_factory=list)
-
-    def add(self, key: Key, results: Results, events: Path) -> None:
-        """Add a run's measurements."""
-        for cell in results.cells:
-            self.recovery[key] += cell.metrics["recovery_time"].values
-            self.steps[key] += cell.metrics["step_time"].values
-            self.verdicts.append(str(cell.verdict))
-        for incident in results.faults:
-            for span in incident.phases:
-                self.phases[key][span.name].append(span.seconds)
-        for directory in events.glob("*faulted"):
-            for event in read_log(directory).events:
-                if event.kind is Kind.STATE_READY and "bytes" in event.data:
-                    self.copied[key].append(int(event.data["bytes"]))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Course:
-    """How a job goes: on which ``device``, with ``gap`` steps between kills, each of ``pause_s``
-    besides its work on the state.
-    """
-
-    device: str = "cpu"
-    gap: int = 16
-    pause_s: float = 0.1
-
-
-def scenario(strategy: str, mb: float, number: int, course: Course) -> str:
-    """One arm as YAML text."""
-    steps = course.gap * (PER_ARM + 1)
+def scenario(key: Key, number: int, given: argparse.Namespace) -> Tree:
+    """One arm: ``gap`` steps between kills, each of ``pause`` seconds besides its work."""
+    (strategy, mb), steps = key, given.gap * (PER_ARM + 1)
     draw = random.Random(f"{number}/{mb}")
-    kills = "\n".join(
-        f"  - {{id: f{place}, kind: process-kill, target: {{rank: {draw.randrange(RANKS)}}},"
-        f" at: {{step: {course.gap * (place + 1)}, phase: forward}}}}"
-        for place in range(PER_ARM)
+    saves: Tree = {"every": steps} | ({"memory": {"every": 4}} if strategy == "warm" else {})
+    made = job(
+        f"growth-{strategy}-{mb:g}",
+        number + 1,
+        steps=steps,
+        recovery=STRATEGIES[strategy][1],
+        faults=[
+            {
+                "id": f"f{place}",
+                "kind": "process-kill",
+                "target": {"rank": draw.randrange(RANKS)},
+                "at": {"step": given.gap * (place + 1), "phase": "forward"},
+            }
+            for place in range(PER_ARM)
+        ],
+        invariants=[*INVARIANTS, "evidence-complete"],
+        stop_conditions=[{"when": "no_committed_step_for > 120s"}],
     )
-    memory = ", memory: {every: 4}" if strategy == "warm" else ""
-    return f"""version: 1
-name: growth-{strategy}-{mb:g}
-seed: {number + 1}
-workload:
-  kind: script
-  params: {{path: {LOOP}, args: ["{mb:g}", "{steps}", "{course.pause_s}"]}}
-  device: {course.device}
-  ranks: {RANKS}
-  steps: {steps}
-  global_batch: 4
-  determinism: default
-  verify_every: 0
-  checkpoint: {{every: {steps}{memory}}}
-recovery: {STRATEGIES[strategy]}
-faults:
-{kills}
-stop_conditions: [{{when: "no_committed_step_for > 120s"}}]
-baseline: none
-invariants: {INVARIANTS}
-"""
+    made["workload"] = {
+        "kind": "script",
+        "params": {"path": str(LOOP), "args": [f"{mb:g}", str(steps), str(given.pause)]},
+        "device": given.device,
+        "ranks": RANKS,
+        "steps": steps,
+        "global_batch": 4,
+        "determinism": "default",
+        "verify_every": 0,
+        "checkpoint": saves,
+    }
+    return made
 
 
-def measure(
-    strategy: str, mb: float, number: int, course: Course, runs: Path, growth: Growth
-) -> None:
-    """Run one arm with real processes."""
-    text = scenario(strategy, mb, number, course)
-    results = play(f"growth-{strategy}-{mb:g}-{number}", text, runs)
-    growth.add((strategy, mb), results, runs / results.scenario / results.run_id / "events")
+def received(events: Path) -> list[int]:
+    """Bytes that each new member received."""
+    return [
+        int(event.data["bytes"])
+        for arm in events.glob("*faulted")
+        for event in read_log(arm).of(Kind.STATE_READY)
+        if "bytes" in event.data
+    ]
 
 
-def tables(growth: Growth) -> str:
-    """Markdown: recovery, its phases, and the step."""
-    keys = list(growth.recovery)
-    spans = list(dict.fromkeys(name for key in keys for name in growth.phases[key]))
-    head = ["strategy", "state", "n", "median s", "min-max s", "received", "step ms", *spans]
-    rows = [head, ["---"] * len(head)]
-    for key in sorted(keys, key=lambda one: (list(STRATEGIES).index(one[0]), one[1])):
-        found, steps, copied = growth.recovery[key], growth.steps[key], growth.copied[key]
-        whole = sum(size > 0 for size in copied)
-        rows.append(
-            [
-                NAMES[key[0]],
-                f"{key[1]:g} MB",
-                str(len(found)),
-                f"{median(found):.3f}" if found else "-",
-                f"{min(found):.3f}-{max(found):.3f}" if found else "-",
-                f"{len(copied) - whole} of {len(copied)} nothing" if copied else "all",
-                f"{median(steps) * 1e3:.0f}" if steps else "-",
-                *(_ms(growth.phases[key].get(span, ())) for span in spans),
-            ]
-        )
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _ms(values: Sequence[float]) -> str:
-    return f"{median(values) * 1e3:.0f} ms" if values else "-"
+def table(measured: Measured, copied: Mapping[Key, Sequence[int]]) -> str:
+    """Recovery, its phases, and the step."""
+    spans = list(dict.fromkeys(name for of in measured.phases.values() for name in of))
+    head = ["strategy", "state", "n", "median (range), s", "received", "step ms", *spans]
+    rows = []
+    for key in sorted(measured.recovery, key=lambda key: (list(STRATEGIES).index(key[0]), key[1])):
+        found, steps, sizes = measured.recovery[key], measured.steps[key], copied[key]
+        whole = sum(size > 0 for size in sizes)
+        cells = [STRATEGIES[key[0]][0], f"{key[1]:g} MB", str(len(found)), spread(found)]
+        cells.append(f"{len(sizes) - whole} of {len(sizes)} nothing" if sizes else "all")
+        cells.append(f"{median(steps) * 1e3:.0f}" if steps else "-")
+        rows.append([*cells, *(in_ms(measured.phases[key].get(span, ())) for span in spans)])
+    return markdown(head, rows)
 
 
 def plot(recovery: Mapping[Key, Sequence[float]], path: Path) -> None:
@@ -169,18 +113,14 @@ def plot(recovery: Mapping[Key, Sequence[float]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    for strategy in STRATEGIES:
-        sizes = sorted(mb for name, mb in recovery if name == strategy and recovery[name, mb])
-        if not sizes:
-            continue
-        middle = [median(recovery[strategy, mb]) for mb in sizes]
-        (line,) = axes.plot(sizes, middle, marker="o", label=NAMES[strategy])
-        for mb in sizes:
-            values = recovery[strategy, mb]
-            axes.plot([mb] * len(values), values, ".", color=line.get_color(), alpha=0.4)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("state, MB")
+    for strategy, (words, _) in STRATEGIES.items():
+        of = {mb: recovery[name, mb] for name, mb in sorted(recovery) if name == strategy}
+        if of := {mb: values for mb, values in of.items() if values}:
+            middle = [median(values) for values in of.values()]
+            (line,) = axes.plot(list(of), middle, marker="o", label=words)
+            for mb, values in of.items():
+                axes.plot([mb] * len(values), values, ".", color=line.get_color(), alpha=0.4)
+    axes.set(xscale="log", yscale="log", xlabel="state, MB")
     axes.set_ylabel("from the kill to the next step, s")
     axes.legend()
     figure.tight_layout()
@@ -189,31 +129,32 @@ def plot(recovery: Mapping[Key, Sequence[float]], path: Path) -> None:
 
 def main() -> None:
     """Measure, and print Markdown tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=3, help=f"each with {PER_ARM} kills an arm")
-    parser.add_argument("--mb", type=float, nargs="+", default=[4, 40, 400, 2000])
-    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=DEFAULT)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default=Course.device)
-    parser.add_argument("--gap", type=int, default=Course.gap, help="steps between kills")
-    parser.add_argument("--pause", type=float, default=Course.pause_s, help="seconds a step")
-    parser.add_argument("--plot", type=Path, help="where to write a picture")
-    parser.add_argument("--runs", type=Path, default=Path("runs/growth"))
-    options = parser.parse_args()
-    options.runs.mkdir(parents=True, exist_ok=True)
-    growth = Growth()
-    course = Course(device=options.device, gap=options.gap, pause_s=options.pause)
+    parser = options(__doc__, runs="runs/growth")
+    add = parser.add_argument
+    add("--rounds", type=int, default=3, help=f"each with {PER_ARM} kills an arm")
+    add("--mb", type=float, nargs="+", default=[4, 40, 400, 2000])
+    usual = ["live", "none", "drop", "warm"]
+    add("--strategies", nargs="+", choices=STRATEGIES, default=usual)
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--gap", type=int, default=16, help="steps between kills")
+    add("--pause", type=float, default=0.1, help="seconds a step")
+    add("--plot", type=Path, help="where to write a picture")
+    given = parser.parse_args()
+    measured, copied = Measured(), defaultdict[Key, list[int]](list)
+    keys = [(strategy, mb) for mb in given.mb for strategy in given.strategies]
     try:
-        for number in range(options.rounds):
-            for mb in options.mb:
-                for strategy in options.strategies:
-                    measure(strategy, mb, number, course, options.runs, growth)
+        for number in range(given.rounds):
+            for key in keys:
+                made = scenario(key, number, given)
+                results = play(f"{made['name']}-{number}", made, given.runs)
+                measured.add(results, lambda _, key=key: key)  # type: ignore[misc]
+                copied[key] += received(given.runs / results.scenario / results.run_id / "events")
     except KeyboardInterrupt:
         print("interrupted: what was played until then", file=sys.stderr)
-    print(tables(growth), flush=True)
-    if options.plot:
-        plot(growth.recovery, options.plot)
-    bad = [verdict for verdict in growth.verdicts if verdict.lower() != "pass"]
-    print(f"{len(growth.verdicts)} arms; verdicts other than pass: {', '.join(bad) or 'none'}")
+    print(table(measured, copied), flush=True)
+    if given.plot:
+        plot(measured.recovery, given.plot)
+    print(measured.verdict_line())
 
 
 if __name__ == "__main__":

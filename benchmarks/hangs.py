@@ -9,28 +9,26 @@ event log. Results mean little on a busy machine: such incidents are counted, an
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
-from benchmarks.recovery import play
-from trainchaos.chaos.events.log import Event, Kind, Log, read_log
+from benchmarks.harness import Tree, job, markdown, options, play
+from trainchaos.chaos.events.log import Kind, Log, read_log
 from trainchaos.chaos.stats import median_ci95
 from trainchaos.harness.judge.measure.measure import measure
 from trainchaos.harness.judge.measure.pressure import others_of, pressures_of
 
 FACTOR, FLOOR_S, WINDOW = 8, 0.6, 50
 NS = 1e9
-FAMILIES = {
-    "stopped": "kind: process-stop",
-    "sleeping deadlock": "kind: rank-hang, params: {how: sleep, hold_s: 120}",
-    "spinning on the host": "kind: rank-hang, params: {how: spin, hold_s: 120}",
-    "kernel that does not end": "kind: rank-hang, params: {how: kernel, hold_s: 120}",
+FAMILIES: dict[str, Tree] = {
+    "stopped": {"kind": "process-stop"},
+    "sleeping deadlock": {"kind": "rank-hang", "params": {"how": "sleep", "hold_s": 120}},
+    "spinning on the host": {"kind": "rank-hang", "params": {"how": "spin", "hold_s": 120}},
+    "kernel that does not end": {"kind": "rank-hang", "params": {"how": "kernel", "hold_s": 120}},
 }
 LOOKED_AT_S = 10.0
 OWN_WAIT, LEAST_WAIT, MOST_STEAL, MOST_WANTED = 1.5, 0.3, 0.05, 0.1
@@ -75,39 +73,25 @@ class MeasuredHang:
         """Time limit for its declaration."""
         return max(FLOOR_S, FACTOR * self.step_s)
 
-    @property
-    def late(self) -> bool:
-        """Whether it was declared after its time limit."""
-        return self.detection_s > self.bound_s
 
-
-def scenario(seed: int, pace: HangPace) -> str:
-    """All families, one after the other, as YAML text."""
+def scenario(seed: int, pace: HangPace) -> Tree:
+    """All families, one after the other."""
     draw = random.Random(seed)
     faults = []
     for number, family in enumerate(draw.sample(list(FAMILIES), len(FAMILIES))):
-        at = (
-            f"{{step: {pace.first + number * pace.gap}, phase:"
-            f" {draw.choice(('forward', 'backward'))}}}"
-        )
-        name = family.replace(" ", "-")
-        faults.append(
-            f"  - {{id: {name}, {FAMILIES[family]}, target: {{role: worker, select: one}}, at:"
-            f" {at}}}"
-        )
-    lines = "\n".join(faults)
-    steps = pace.first + (len(FAMILIES) - 1) * pace.gap + pace.last
-    return f"""version: 1
-name: bench-hangs
-seed: {seed}
-workload: {{kind: gpt, size: nano, ranks: 4, steps: {steps}, global_batch: {pace.batch},
-  checkpoint: {{every: 20}}}}
-recovery: hot-spare
-faults:
-{lines}
-baseline: none
-stop_conditions: [{{when: "no_committed_step_for > 90s"}}]
-"""
+        phase = draw.choice(("forward", "backward"))
+        at = {"step": pace.first + number * pace.gap, "phase": phase}
+        where = {"target": {"role": "worker", "select": "one"}, "at": at}
+        faults.append({"id": family.replace(" ", "-"), **FAMILIES[family], **where})
+    return job(
+        "bench-hangs",
+        seed,
+        steps=pace.first + (len(FAMILIES) - 1) * pace.gap + pace.last,
+        recovery="hot-spare",
+        workload={"global_batch": pace.batch, "checkpoint": {"every": 20}},
+        faults=faults,
+        stop_conditions=[{"when": "no_committed_step_for > 90s"}],
+    )
 
 
 def found_in(log: Log) -> list[MeasuredHang]:
@@ -142,8 +126,8 @@ def step_before(log: Log, before_ns: int) -> float:
         if event.time_ns < before_ns and event.step is not None:
             key = (event.generation, event.step)
             done[key] = max(done.get(key, 0), event.time_ns)
-    steps = sorted(done)
-    took = [done[b] - done[a] for a, b in itertools.pairwise(steps) if b == (a[0], a[1] + 1)]
+    pairs = itertools.pairwise(sorted(done))
+    took = [done[b] - done[a] for a, b in pairs if b == (a[0], a[1] + 1)]
     return median(took[-WINDOW:]) / NS if took else 0.0
 
 
@@ -153,7 +137,7 @@ def busy(log: Log, since_ns: int, until_ns: int) -> str:
     """
     first_ns = min((event.time_ns for event in log.of(Kind.PRESSURE_READ)), default=since_ns)
     pressure = pressures_of(log, max(first_ns, since_ns - int(LOOKED_AT_S * NS)), until_ns).get(0)
-    started = next(iter(log.of(Kind.RUN_STARTED)), None)
+    started = log.first(Kind.RUN_STARTED)
     if pressure is not None and started is not None:
         own = max(0.0, started.data["ranks"] / pressure.cpus - 1)
         if pressure.wait > OWN_WAIT * own + LEAST_WAIT:
@@ -176,45 +160,33 @@ def _wanted(log: Log, since_ns: int, until_ns: int) -> float:
     after = [event for event in readings if event.time_ns >= until_ns]
     if not before or not after:
         return 0.0
-    first: Event = before[-1]
-    last: Event = after[0]
+    first, last = before[-1], after[0]
     trained_s = (last.time_ns - first.time_ns - (until_ns - since_ns)) / NS
     return max(0.0, float(last.data["some_s"] - first.data["some_s"]) - trained_s)
 
 
 def table(found: Mapping[str, Sequence[MeasuredHang]]) -> str:
-    """A row for each family and step time, as Markdown. ``found``: by step time, in words."""
-    head = [
-        "a rank",
-        "median step",
-        "n",
-        "declared after, s",
-        "new step after, s",
-        "bound, s",
-        "within",
-        "beside others",
-    ]
-    rows = [head, ["---"] * len(head)]
-    for hangs in found.values():
-        for family in FAMILIES:
-            ours = [one for one in hangs if one.family == family]
-            if not ours:
-                continue
-            step_s = median(one.step_s for one in ours)
-            within = sum(not one.late for one in ours)
-            rows.append(
-                [
-                    family,
-                    f"{1e3 * step_s:.0f} ms",
-                    str(len(ours)),
-                    _spread([one.detection_s for one in ours]),
-                    _spread([one.recovery_s for one in ours]),
-                    _range([one.bound_s for one in ours]),
-                    f"{within} of {len(ours)}",
-                    str(sum(bool(one.busy) for one in ours)),
-                ]
-            )
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    """A row for each family and step time. ``found``: by step time, in words."""
+    head = ["a rank", "median step", "n", "declared after, s", "new step after, s", "bound, s"]
+    rows = []
+    for hangs, family in itertools.product(found.values(), FAMILIES):
+        if not (ours := [hang for hang in hangs if hang.family == family]):
+            continue
+        bounds = [f"{hang.bound_s:.2f}" for hang in sorted(ours, key=lambda hang: hang.bound_s)]
+        within = sum(hang.detection_s <= hang.bound_s for hang in ours)
+        rows.append(
+            [
+                family,
+                f"{1e3 * median(hang.step_s for hang in ours):.0f} ms",
+                len(ours),
+                _spread([hang.detection_s for hang in ours]),
+                _spread([hang.recovery_s for hang in ours]),
+                " to ".join(dict.fromkeys((bounds[0], bounds[-1]))),
+                f"{within} of {len(ours)}",
+                sum(bool(hang.busy) for hang in ours),
+            ]
+        )
+    return markdown([*head, "within", "beside others"], rows)
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -225,37 +197,25 @@ def _spread(values: Sequence[float]) -> str:
     return f"{median(values):.3f} (all: {', '.join(f'{value:.3f}' for value in sorted(values))})"
 
 
-def _range(values: Sequence[float]) -> str:
-    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
-    return low if low == high else f"{low} to {high}"
-
-
 def main() -> None:
     """Measure and print a Markdown table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = options(__doc__, runs="runs/bench")
     parser.add_argument("--seeds", type=int, default=6, help="arms with short steps")
-    parser.add_argument(
-        "--long-seeds", type=int, default=2, help="arms with steps of about a second"
-    )
-    parser.add_argument("--runs", type=Path, default=Path("runs/bench"))
-    options = parser.parse_args()
-    options.runs.mkdir(parents=True, exist_ok=True)
+    parser.add_argument("--long-seeds", type=int, default=2, help="arms with steps of a second")
+    given = parser.parse_args()
     found: dict[str, list[MeasuredHang]] = {name: [] for name in PACES}
     verdicts = []
-    for seed in range(max(options.seeds, options.long_seeds)):
-        for name, wanted in (("short", options.seeds), ("long", options.long_seeds)):
-            if seed >= wanted:
-                continue
-            results = play(f"hangs-{name}-{seed}", scenario(seed, PACES[name]), options.runs)
-            verdicts.append(results.verdict)
-            for arm in results.arms:
-                log = read_log(options.runs / results.scenario / results.run_id / arm.events)
-                found[name] += found_in(log)
+    for seed in range(max(given.seeds, given.long_seeds)):
+        for name, wanted in (("short", given.seeds), ("long", given.long_seeds)):
+            if seed < wanted:
+                results = play(f"hangs-{name}-{seed}", scenario(seed, PACES[name]), given.runs)
+                verdicts.append(results.verdict)
+                run = given.runs / results.scenario / results.run_id
+                for arm in results.arms:
+                    found[name] += found_in(read_log(run / arm.events))
     print(table(found))
-    print(
-        f"\n{len(verdicts)} arms; verdicts other than pass:"
-        f" {len(verdicts) - verdicts.count('pass')}"
-    )
+    bad = len(verdicts) - verdicts.count("pass")
+    print(f"\n{len(verdicts)} arms; verdicts other than pass: {bad}")
 
 
 if __name__ == "__main__":

@@ -11,16 +11,16 @@ and only then copy it into the live state.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
 import torch
 
-from benchmarks.checkpoint import state_of, timed
+from benchmarks.checkpoint import bytes_of, state_of
+from benchmarks.harness import in_turns, markdown, options, ratios, seconds, spread
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.checkpoint.files.saving import RankHooks
 from trainchaos.recovery.checkpoint.memory.keepers import Keepers, LocalKeeperHost
@@ -41,11 +41,12 @@ SAVE_GOAL = 1.3  # times the copy
 
 
 class MemoryArms:
-    """The timed operations. ``state``: saved, and restored in place."""
+    """The timed operations. ``state``: saved, and restored in place; ``kept_s``: the rest of each
+    save, during which training goes on.
+    """
 
     def __init__(self, keepers: Keepers, state: TrainState) -> None:
         self.state = state
-        self.bytes = sum(t.numel() * t.element_size() for t in state.tensors().values())
         self.tensors = [t.detach() for t in state.tensors().values()]
         self.copies = [torch.empty_like(t).zero_() for t in self.tensors]
         self.memory = MemoryCheckpointer(
@@ -62,51 +63,32 @@ class MemoryArms:
         for into, tensor in zip(self.copies, self.tensors, strict=True):
             into.copy_(tensor)
 
-    def save(self) -> None:
-        """The part of a save that blocks training."""
+    def save(self) -> float:
+        """Seconds of the part of a save that blocks training."""
         self.state.step += 1
-        self.memory.after_commit(self.state.step, rank=0, layout=ALONE, generation=1, asked=True)
+        took_s = seconds(lambda: self._commit(asked=True))
+        assert self.memory.settle(120)
+        self._commit(asked=False)  # which takes the rest of the save
+        return took_s
+
+    def _commit(self, *, asked: bool) -> None:
+        step = self.state.step if asked else 0
+        self.memory.after_commit(step, rank=0, layout=ALONE, generation=1, asked=asked)
 
     def _write(self, kind: Kind, /, **data: Any) -> None:
         assert kind is not Kind.CHECKPOINT_FAILED and "alone" not in data, data
         if kind is Kind.CHECKPOINT_COMMITTED:
             self.kept_s.append(data["seconds"])
 
-    def kept(self) -> None:
-        """The rest of a save, timed separately."""
-        assert self.memory.settle(120)
-        self.memory.after_commit(0, rank=0, layout=ALONE, generation=1, asked=False)
-
     def restore(self) -> None:
         """Restore the newest checkpoint, verified."""
-        found = restore_first(
+        newest = restore_first(
             self.state,
             self.memory.candidates(),
             lambda candidate: self.memory.reading(candidate, ALONE, 0),
             self.memory.refused,
         )
-        assert found is not None and found.step == self.state.step
-
-
-def measure(arms: MemoryArms, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each arm, round by round, without the first rounds, which allocate
-    fresh memory.
-    """
-    acts: list[Callable[[], None]] = [arms.copy, arms.save, arms.restore]
-    found: dict[str, list[float]] = {act.__name__: [] for act in acts}
-    for _ in range(4):  # warm up until every buffer exists
-        arms.save()
-        arms.kept()
-    arms.kept_s.clear()
-    arms.copy()
-    arms.restore()
-    for number in range(rounds):
-        turn = number % len(acts)
-        for act in acts[turn:] + acts[:turn]:
-            found[act.__name__].append(timed(act))
-            if act == arms.save:
-                arms.kept()
-    return found
+        assert newest is not None and newest.step == self.state.step
 
 
 def from_the_peer(keepers: Keepers, arms: MemoryArms, rounds: int) -> list[float]:
@@ -115,12 +97,27 @@ def from_the_peer(keepers: Keepers, arms: MemoryArms, rounds: int) -> list[float
     while not any(isinstance(news, Exited) for news in keepers.look(1.0)):
         pass
     keepers.look(1.0)
-    return [timed(arms.restore) for _ in range(rounds)]
+    return [seconds(arms.restore) for _ in range(rounds)]
+
+
+def table(size: float, found: dict[str, list[float]], other: dict[str, Sequence[float]]) -> str:
+    """With goals. ``size``: GB; ``other``: seconds of what is not compared with the copy."""
+    rates = ratios(found["copy"], found["restore"])
+    stalls = ratios(found["save"], found["copy"])
+    met = {True: "yes", False: "no"}
+    words = "verified restore, share of the copy rate", "save: training stands still, in copies"
+    rows = [
+        [words[0], f">= {RESTORE_GOAL}", spread(rates, 2), met[median(rates) >= RESTORE_GOAL]],
+        [words[1], f"<= {SAVE_GOAL}", spread(stalls, 2), met[median(stalls) <= SAVE_GOAL]],
+    ]
+    for name, times in {**found, **other}.items():
+        rows.append([f"{name}, GB/s", "", spread([size / time_s for time_s in times], 2), ""])
+    return markdown(["what", "goal", "measured (median, min to max)", "met"], rows)
 
 
 def main() -> None:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--mib", type=int, default=1024)
     given = parser.parse_args()
@@ -130,56 +127,31 @@ def main() -> None:
 
     def start(config: bytes, fds: object) -> int:
         held = list(fds)  # type: ignore[call-overload]
-        return start_cold(
-            "trainchaos.recovery.checkpoint.memory.keeper", config, held, rank_environment()
-        )
+        module = "trainchaos.recovery.checkpoint.memory.keeper"
+        return start_cold(module, config, held, rank_environment())
 
     keepers = Keepers(
         LocalKeeperHost(start, log=None), job=JOB, nodes=2, limit_bytes=8 << 30, replicate=True
     )
     try:
         arms = MemoryArms(keepers, state)
-        found = measure(arms, given.rounds)
-        show(arms, found, from_the_peer(keepers, arms, 3))
+        for _ in range(4):  # until every buffer exists
+            arms.save()
+        arms.kept_s.clear()
+        acts = {"copy": arms.copy, "save": arms.save, "restore": arms.restore}
+        found = in_turns(acts, given.rounds, warm=1)
+        peer = from_the_peer(keepers, arms, 3)
         arms.memory.close()
     finally:
         keepers.end()
         keepers.close()
-
-
-def show(arms: MemoryArms, found: dict[str, list[float]], peer: list[float]) -> None:
-    """The table, with goals."""
-    size = arms.bytes / 1e9
-    rates = [copy / restore for copy, restore in zip(found["copy"], found["restore"], strict=True)]
-    stalls = [save / copy for copy, save in zip(found["copy"], found["save"], strict=True)]
-    print(f"checkpoints of {size:.2f} GB in memory, {len(rates)} rounds, {os.cpu_count()} cores")
-    print("| what | goal | measured (median, min to max) | met |\n| --- | --- | --- | --- |")
-    _row(
-        "verified restore, share of the copy rate",
-        f">= {RESTORE_GOAL}",
-        rates,
-        median(rates) >= RESTORE_GOAL,
-    )
-    _row(
-        "save: training stands still, in copies",
-        f"<= {SAVE_GOAL}",
-        stalls,
-        median(stalls) <= SAVE_GOAL,
-    )
-    for name, seconds in (
-        *found.items(),
-        ("save until checked and copied to the peer", arms.kept_s),
-    ):
-        _row(f"{name}, GB/s", "", [size / s for s in seconds], None)
-    _row("restore from the peer's copy over TCP, GB/s", "", [size / s for s in peer], None)
-
-
-def _row(what: str, goal: str, values: list[float], met: bool | None) -> None:
-    word = "" if met is None else "yes" if met else "no"
-    print(
-        f"| {what} | {goal} | {median(values):.2f} ({min(values):.2f} to {max(values):.2f}) |"
-        f" {word} |"
-    )
+    size = bytes_of(state) / 1e9
+    print(f"checkpoints of {size:.2f} GB in memory, {given.rounds} rounds, {os.cpu_count()} cores")
+    other: dict[str, Sequence[float]] = {
+        "save until checked and copied to the peer": arms.kept_s,
+        "restore from the peer's copy over TCP": peer,
+    }
+    print(table(size, found, other))
 
 
 if __name__ == "__main__":

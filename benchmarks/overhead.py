@@ -10,71 +10,45 @@ steps and steps with a checkpoint are excluded.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from statistics import median
 
-from benchmarks.scenarios import play
+from benchmarks.harness import (
+    RANKS,
+    in_turns,
+    job,
+    markdown,
+    options,
+    play,
+    ranks_of,
+    ratios,
+    spread,
+)
 from trainchaos.chaos.events.log import Kind, read_log
 from trainchaos.harness.host.rundir import RunDirectory
 
-RANKS, BATCH, SKIP, EVERY = 4, 16, 20, 25
+SKIP, EVERY = 20, 25
 
 
 def bare(steps: int, corpus: Path, shards: int) -> float:
     """Median step time of the bare loop, seconds: the slowest rank's."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        children = [
-            subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "benchmarks.loops.bare_ddp" if shards == 1 else "benchmarks.loops.bare_fsdp",
-                    folder,
-                    str(rank),
-                    str(RANKS),
-                    str(steps),
-                    str(corpus),
-                    str(shards),
-                ],
-                env=environment,
-                stdout=subprocess.PIPE,
-            )
-            for rank in range(RANKS)
-        ]
-        try:
-            outputs = [child.communicate(timeout=120)[0] for child in children]
-        finally:
-            for child in children:
-                child.kill()
-    return max(median(json.loads(output)[SKIP:]) for output in outputs)
+        words = [str(RANKS), str(steps), str(corpus), str(shards)]
+        loop = ["-m", "benchmarks.loops.bare", folder]
+        times = ranks_of([[*loop, str(rank), *words] for rank in range(RANKS)], 120)
+    return max(median(taken[SKIP:]) for taken in times)
 
 
 def ours(steps: int, runs: Path, shards: int) -> tuple[float, RunDirectory]:
     """Median step time of the same training under drop-replica, seconds: the slowest rank's; and
     its run directory.
     """
-    layout = (
-        "ddp" if shards == 1 else f"{{hsdp: {{replicas: {RANKS // shards}, shards: {shards}}}}}"
-    )
-    text = f"""version: 1
-name: bench-overhead
-seed: 1
-workload:
-  {{kind: gpt, size: nano, ranks: {RANKS}, steps: {steps}, global_batch: {BATCH},
-    parallelism: {layout}, checkpoint: {{every: {EVERY}}}}}
-recovery: drop-replica
-baseline: none
-invariants: [evidence-complete]
-"""
-    results = play("overhead", text, runs)
+    layout = "ddp" if shards == 1 else {"hsdp": {"replicas": RANKS // shards, "shards": shards}}
+    shape = {"parallelism": layout, "checkpoint": {"every": EVERY}}
+    about = {"recovery": "drop-replica", "invariants": ["evidence-complete"]}
+    results = play("overhead", job("bench-overhead", 1, steps=steps, workload=shape, **about), runs)
     run = RunDirectory(runs / results.scenario / results.run_id)
     times: dict[str, list[tuple[int, int]]] = {}
     for event in read_log(run.events(run.arms()[0])).of(Kind.STEP_COMMITTED):
@@ -90,36 +64,27 @@ def _gaps(commits: list[tuple[int, int]]) -> list[float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = options(__doc__, runs="runs/bench")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--shards", type=int, default=1)
-    parser.add_argument("--runs", type=Path, default=Path("runs/bench"))
-    options = parser.parse_args()
-    options.runs.mkdir(parents=True, exist_ok=True)
-    shards = options.shards
-    _, first = ours(40, options.runs, shards)  # makes the corpus, warms caches
+    given = parser.parse_args()
+    runs, shards = given.runs, given.shards
+    _, first = ours(40, runs, shards)  # makes the corpus, warms caches
     corpus = first.root / "data" / "0" / "corpus.bin"
-    ratios, bares, mine = [], [], []
-    for number in range(options.rounds):
-        if number % 2:
-            b, m = bare(options.steps, corpus, shards), ours(options.steps, options.runs, shards)[0]
-        else:
-            m, b = ours(options.steps, options.runs, shards)[0], bare(options.steps, corpus, shards)
-        bares.append(b)
-        mine.append(m)
-        ratios.append(m / b)
-        print(
-            f"round {number + 1}: bare {b * 1e3:.1f} ms, under recovery {m * 1e3:.1f} ms, ratio"
-            f" {m / b:.3f}",
-            flush=True,
-        )
+    found = in_turns(
+        {
+            "ours": lambda: ours(given.steps, runs, shards)[0],
+            "bare": lambda: bare(given.steps, corpus, shards),
+        },
+        given.rounds,
+    )
+    mine, theirs = found["ours"], found["bare"]
+    times = [f"{median(values) * 1e3:.1f} ms" for values in (theirs, mine)]
+    difference = f"{(median(mine) - median(theirs)) * 1e3:+.1f} ms"
     loop = "bare DDP" if shards == 1 else "bare FSDP2"
-    print(f"\n| | {loop} | under recovery | ratio | difference |\n| --- | --- | --- | --- | --- |")
-    spread = f"{median(ratios):.3f} [{min(ratios):.3f}, {max(ratios):.3f}]"
-    times = f"{median(bares) * 1e3:.1f} ms | {median(mine) * 1e3:.1f} ms"
-    difference = f"{(median(mine) - median(bares)) * 1e3:+.1f} ms"
-    print(f"| median of {options.rounds} rounds | {times} | {spread} | {difference} |")
+    row = [f"median of {given.rounds} rounds", *times, spread(ratios(mine, theirs)), difference]
+    print(markdown(["", loop, "under recovery", "ratio", "difference"], [row]))
 
 
 if __name__ == "__main__":

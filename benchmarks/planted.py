@@ -12,36 +12,32 @@ share the work; ``--table FILE...`` merges their results.
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import median
 
+from benchmarks.harness import ROOT, Tree, markdown, options, placed
 from tests.support.search.planted import PLANTED, sought
 from trainchaos.harness.fuzz.draw.stories import STORIES
 
-ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "docs" / "results" / "planted.jsonl", ROOT / "docs" / "search.md"
 BEGIN, END = "<!-- planted: made by python -m benchmarks.planted -->\n", "<!-- planted: end -->\n"
-Row = dict[str, Any]
 
 
-def searched(name: str, seed: int, *, apart: bool = False) -> Row:
+def searched(name: str, seed: int, *, apart: bool = False) -> Tree:
     """One search. ``told``: the stories of the scenario that found the defect; ``apart``: scenarios
     until it was found without them, 0: not found.
     """
     since_s = time.process_time()
     search = sought(PLANTED[name], seed=f"{name} {seed}")
-    seconds = round(time.process_time() - since_s, 1)
-    row: Row = {
+    row: Tree = {
         "name": name,
         "seed": seed,
         "plays": search.runs,
-        "seconds": seconds,
+        "seconds": round(time.process_time() - since_s, 1),
         "shown": next(iter(search.finds), ""),
         "told": "".join(found.first.get("description", "") for found in search.finds.values()),
     }
@@ -52,7 +48,7 @@ def searched(name: str, seed: int, *, apart: bool = False) -> Row:
     return row
 
 
-def merged(rows: Iterable[Row]) -> list[Row]:
+def merged(rows: Iterable[Tree]) -> list[Tree]:
     """The last result of each search, in the order of the defects, without defects that no longer
     exist.
     """
@@ -60,106 +56,61 @@ def merged(rows: Iterable[Row]) -> list[Row]:
     return [row for name in PLANTED for (of, _), row in sorted(last.items()) if of == name]
 
 
-def read(paths: Sequence[Path]) -> list[Row]:
+def read(paths: Sequence[Path]) -> list[Tree]:
     """Lines of several files."""
-    return [
-        json.loads(line)
-        for path in paths
-        if path.exists()
-        for line in path.read_text().splitlines()
-    ]
+    texts = (path.read_text() for path in paths if path.exists())
+    return [json.loads(line) for text in texts for line in text.splitlines()]
 
 
-def summary(rows: Sequence[Row]) -> str:
-    """What the searches found, for the page."""
-    plays = [row["plays"] for row in rows if row["shown"]]
-    seconds = [row["seconds"] for row in rows if row["shown"]]
-    missed = [
-        name for name in PLANTED if any(row["name"] == name and not row["shown"] for row in rows)
-    ]
-    names = _names(rows)
-    return "\n".join(
-        (
-            f"{len(names)} defects, {len(rows)} searches: {len(plays)} found theirs, in a median of"
-            f" {statistics.median(plays):.0f} scenarios and {statistics.median(seconds):.1f} s of"
-            f" one processor, the longest in {max(plays)} and {max(seconds):.0f} s."
-            f" {_missed(missed)}{_unsearched(names)}",
-            "",
-            _by_stories(rows),
-            "",
-        )
-    )
-
-
-def table(rows: Sequence[Row]) -> str:
-    """What became of each defect, for the site of the documentation."""
-    lines = [
-        "| defect | strategy | found | scenarios | seconds | in a story | by |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for name in _names(rows):
-        mine = [row for row in rows if row["name"] == name]
-        found = [row for row in mine if row["shown"]]
-        plays, seconds = [row["plays"] for row in found], [row["seconds"] for row in found]
-        how = (
-            f"{statistics.median(plays):.0f} | {statistics.median(seconds):.1f}"
-            if found
-            else "- | -"
-        )
-        by = found[0]["shown"].split(": ", 1)[1].split(" fail:")[0] if found else "-"
-        strategy = PLANTED[name].strategy
-        lines.append(
-            f"| {name} | {strategy} | {len(found)} of {len(mine)} | {how} | {_told(found)} | {by} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def _names(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(row["name"] for row in rows))
-
-
-def _told(found: Sequence[Row]) -> str:
-    return (found[0]["told"] or "none of them") if found else "-"
-
-
-def _by_stories(rows: Sequence[Row]) -> str:
-    """Number of finds made by stories, and of those still found without them."""
+def summary(rows: Sequence[Tree]) -> str:
+    """What the searches found, for the page, and how many of the finds were made by stories."""
     found = [row for row in rows if row["shown"]]
+    names = {row["name"]: True for row in rows}
+    plays, seconds = [row["plays"] for row in found], [row["seconds"] for row in found]
+    missed = {row["name"]: True for row in rows if not row["shown"]}
+    left = [name for name in PLANTED if name not in names]
+    said = f"Not found by some search: {', '.join(missed)}." if missed else "None was missed."
+    said += f" Not searched for to the end yet: {', '.join(left)}." if left else ""
     ours = [row for row in found if row["told"]]
     again = [row for row in ours if "apart" in row]
-    names = {name for row in ours for name in row["told"].split("; ")}
-    said = (
+    stories = {name for row in ours for name in row["told"].split("; ")}
+    by = (
         f"{len(found) - len(ours)} of {len(found)} finds were made by faults that have nothing to"
-        f" do with each other, {len(ours)} by {len(names)} of the {len(STORIES)} stories or by"
+        f" do with each other, {len(ours)} by {len(stories)} of the {len(STORIES)} stories or by"
         " scenarios near one."
     )
     if again:
-        share = sum(row["apart"] > 0 for row in again)
-        said += (
-            f" Searched for again without the stories that its scenario told, {share} of"
-            f" {len(again)} were found all the same."
+        by += (
+            " Searched for again without the stories that its scenario told,"
+            f" {sum(row['apart'] > 0 for row in again)} of {len(again)} were found all the same."
         )
-    return said
+    return (
+        f"{len(names)} defects, {len(rows)} searches: {len(found)} found theirs, in a median of"
+        f" {median(plays):.0f} scenarios and {median(seconds):.1f} s of one processor, the longest"
+        f" in {max(plays)} and {max(seconds):.0f} s. {said}\n\n{by}\n"
+    )
 
 
-def _missed(missed: Sequence[str]) -> str:
-    return f"Not found by some search: {', '.join(missed)}." if missed else "None was missed."
-
-
-def _unsearched(names: Sequence[str]) -> str:
-    left = [name for name in PLANTED if name not in names]
-    return f" Not searched for to the end yet: {', '.join(left)}." if left else ""
-
-
-def show(rows: Sequence[Row]) -> None:
-    """Write the summary into its page."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + summary(rows) + END + rest.partition(END)[2])
+def table(rows: Sequence[Tree]) -> str:
+    """What became of each defect, for the site of the documentation."""
+    lines = []
+    for name in dict.fromkeys(row["name"] for row in rows):
+        mine = [row for row in rows if row["name"] == name]
+        found = [row for row in mine if row["shown"]]
+        cells = [name, PLANTED[name].strategy, f"{len(found)} of {len(mine)}"]
+        if found:
+            cells += [f"{median(row['plays'] for row in found):.0f}"]
+            cells += [f"{median(row['seconds'] for row in found):.1f}"]
+            cells += [found[0]["told"] or "none of them"]
+            cells += [found[0]["shown"].split(": ", 1)[1].split(" fail:")[0]]
+        lines.append(cells + ["-"] * (7 - len(cells)))
+    head = ["defect", "strategy", "found", "scenarios", "seconds", "in a story", "by"]
+    return markdown(head, lines) + "\n"
 
 
 def main() -> int:
     """Search and show; 1 when a defect was not found with some seed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--part", default="0/1")
     parser.add_argument("--into", type=Path)
@@ -171,19 +122,15 @@ def main() -> int:
         part, of = map(int, given.part.split("/"))
         names = [name for name in PLANTED if not given.names or name in given.names][part::of]
         with (given.into or RESULTS).open("a") as stream:
-            for seed in range(given.seeds):
-                for name in names:
-                    row = searched(name, seed, apart=given.apart)
-                    print(json.dumps(row), file=stream, flush=True)
-                    print(
-                        f"{name}: {row['plays']} scenarios, {row['seconds']} s: {row['shown']}",
-                        flush=True,
-                    )
+            for seed, name in ((seed, name) for seed in range(given.seeds) for name in names):
+                row = searched(name, seed, apart=given.apart)
+                print(json.dumps(row), file=stream, flush=True)
+                print(f"{name}: {row['plays']} scenarios, {row['seconds']} s: {row['shown']}")
         if given.into:
             return 0
     rows = merged(read([RESULTS, *(given.table or ())]))
     RESULTS.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    show(rows)
+    PAGE.write_text(placed(summary(rows), PAGE.read_text(), BEGIN, END))
     return 1 if any(not row["shown"] for row in rows) else 0
 
 

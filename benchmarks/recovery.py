@@ -11,137 +11,107 @@ come from the event logs, computed by the code that judges every run.
 
 from __future__ import annotations
 
-import argparse
 import random
 import subprocess
 import sys
-import time
-from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
-from benchmarks import table
-from benchmarks.scenarios import play
-from trainchaos.harness.judge.results import Results
+from benchmarks.harness import (
+    BATCH,
+    EVERY,
+    RANKS,
+    Measured,
+    Tree,
+    in_s,
+    job,
+    machine,
+    markdown,
+    matrix,
+    options,
+    play,
+    seconds,
+)
+from trainchaos.chaos.stats import median_ci95
 
-RANKS, BATCH, EVERY, GAP, PER_ARM = 4, 16, 10, 20, 5
+GAP, PER_ARM = 20, 5
 STEPS = GAP * (PER_ARM + 1) + EVERY
 OFTEN = 2  # steps between checkpoints in memory
-COLD = "{strategy: checkpoint-restart, params: {restart: cold}}"
-WARM = "drop-replica, hot-spare, checkpoint-restart"
-INVARIANTS = (
-    "[fault-landed, sample-accounting, single-writer, no-lost-commit, liveness, no-orphans,"
-    " evidence-complete]"
-)
-SEEN_FROM_OUTSIDE = "[fault-landed, detection, liveness, no-orphans, evidence-complete]"
+WARM = ("drop-replica", "hot-spare", "checkpoint-restart")
+COLD = {"strategy": "checkpoint-restart", "params": {"restart": "cold"}}
+INVARIANTS = ["fault-landed", "sample-accounting", "single-writer", "no-lost-commit", "liveness"]
+INVARIANTS += ["no-orphans", "evidence-complete"]
+FROM_OUTSIDE = ["fault-landed", "detection", "liveness", "no-orphans", "evidence-complete"]
 IMPORT_LIMIT_S = 300.0
+TORCHRUN = "own SIGKILL"
+NAMES = {
+    TORCHRUN: "torchrun --max-restarts, SIGKILL",
+    "checkpoint-restart SIGKILL": "checkpoint-restart warm, SIGKILL",
+    "checkpoint-restart in memory, SIGKILL": "checkpoint-restart warm, from memory, SIGKILL",
+}
+AHEAD_OF_TORCHRUN = {
+    "drop-replica SIGKILL": 40,
+    "hot-spare SIGKILL": 40,
+    "checkpoint-restart SIGKILL": 5,
+    "checkpoint-restart in memory, SIGKILL": 5,
+}
 
 
-def _lists() -> dict[str, list[float]]:
-    return defaultdict(list)
-
-
-@dataclass(kw_only=True)
-class Measured:
-    """Seconds, by row of the table. ``steps``: median step of each arm; ``verdicts``: of
-    all arms.
-    """
-
-    recovery: dict[str, list[float]] = field(default_factory=_lists)
-    detection: dict[str, list[float]] = field(default_factory=_lists)
-    phases: dict[str, dict[str, list[float]]] = field(default_factory=lambda: defaultdict(_lists))
-    steps: list[float] = field(default_factory=list)
-    imports: list[float] = field(default_factory=list)
-    verdicts: list[str] = field(default_factory=list)
-
-    def add(self, label: str, results: Results) -> None:
-        """Add a run's measurements; a row is a strategy and ``label``."""
-        for cell in results.cells:
-            row = f"{cell.strategy} {label}".strip()
-            self.recovery[row] += cell.metrics["recovery_time"].values
-            self.detection[row] += cell.metrics["detection_time"].values
-            self.verdicts.append(f"{row}: {cell.verdict}")
-            for incident in results.faults:
-                for span in incident.phases if incident.cell == cell.id else ():
-                    self.phases[row][span.name].append(span.seconds)
-
-
-def faults(kind: str, draw: random.Random, *, within: str) -> str:
+def faults(kind: str, draw: random.Random, **more: str) -> list[Tree]:
     """The faults of an arm, each at another distance from a checkpoint."""
-    lines = []
-    for number in range(PER_ARM):
-        at = f"{{step: {GAP * (number + 1) + draw.randrange(EVERY)}{within}}}"
-        lines.append(f"  - {{id: f{number}, kind: {kind}, target: {{select: one}}, at: {at}}}")
-    return "\n".join(lines)
-
-
-def ours(kind: str, recovery: str, draw: random.Random, seed: int, *, saves: str = "") -> str:
-    """The scenario of the built-in workload as YAML text. ``saves``: more about its checkpoints."""
-    return f"""version: 1
-name: bench-{kind}
-seed: {seed}
-workload:
-  kind: gpt
-  size: nano
-  ranks: {RANKS}
-  steps: {STEPS}
-  global_batch: {BATCH}
-  checkpoint: {{every: {EVERY}{saves}}}
-recovery: ${{matrix.recovery}}
-faults:
-{faults(kind, draw, within=", phase: any")}
-stop_conditions: [{{when: "no_committed_step_for > 60s"}}]
-matrix: {{recovery: [{recovery}]}}
-baseline: none
-invariants: {INVARIANTS}
-"""
-
-
-def torchrun(draw: random.Random, seed: int, corpus: Path) -> str:
-    """The scenario of torchrun as YAML text."""
-    command = [
-        str(Path(sys.executable).with_name("torchrun")),
-        "--nproc-per-node",
-        str(RANKS),
-        "--max-restarts",
-        "99",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "127.0.0.1:0",
-        "-m",
-        "benchmarks.loops.torchrun_gpt",
+    steps = [GAP * (number + 1) + draw.randrange(EVERY) for number in range(PER_ARM)]
+    return [
+        {"id": f"f{n}", "kind": kind, "target": {"select": "one"}, "at": {"step": step, **more}}
+        for n, step in enumerate(steps)
     ]
-    return f"""version: 1
-name: bench-torchrun
-seed: {seed}
-workload:
-  command: {command!r}
-  directory: {Path.cwd()}
-  ranks: {RANKS}
-  steps: {STEPS}
-  global_batch: {BATCH}
-  env:
-    CHECKPOINT_DIR: $CHAOS_SCRATCH
-    DATA: {corpus}
-    STEPS: "{STEPS}"
-    EVERY: "{EVERY}"
-    OMP_NUM_THREADS: "1"
-    GLOO_SOCKET_IFNAME: lo
-    # without it a restarted job may read its predecessor's addresses (pytorch #135712)
-    TORCH_DISABLE_SHARE_RDZV_TCP_STORE: "1"
-  progress: {{regex: 'step (?P<step>\\d+)/\\d+ loss (?P<loss>\\S+)'}}
-  progress_deadline: 120s
-faults:
-{faults("process-kill", draw, within="")}
-baseline: none
-invariants: {SEEN_FROM_OUTSIDE}
-"""
 
 
-def import_time_s() -> float:
-    """Seconds until one new Python process per rank has imported torch, as cold ranks do."""
-    started = time.perf_counter()
+def ours(kind: str, recovery: object, draw: random.Random, seed: int, **checkpoint: object) -> Tree:
+    """The scenario of the built-in workload. ``checkpoint``: more about its checkpoints."""
+    return job(
+        f"bench-{kind}",
+        seed,
+        steps=STEPS,
+        recovery=recovery,
+        workload={"checkpoint": {"every": EVERY, **checkpoint}},
+        faults=faults(kind, draw, phase="any"),
+        invariants=INVARIANTS,
+    )
+
+
+def torchrun(draw: random.Random, seed: int, corpus: Path) -> Tree:
+    """The scenario of torchrun."""
+    program = str(Path(sys.executable).with_name("torchrun"))
+    command = [program, "--nproc-per-node", str(RANKS), "--max-restarts", "99"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    env = {
+        "CHECKPOINT_DIR": "$CHAOS_SCRATCH",
+        "DATA": str(corpus),
+        "STEPS": str(STEPS),
+        "EVERY": str(EVERY),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        # without it a restarted job may read its predecessor's addresses (pytorch #135712)
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+    workload = {
+        "command": [*command, "-m", "benchmarks.loops.torchrun_gpt"],
+        "directory": str(Path.cwd()),
+        "ranks": RANKS,
+        "steps": STEPS,
+        "global_batch": BATCH,
+        "env": env,
+        "progress": {"regex": r"step (?P<step>\d+)/\d+ loss (?P<loss>\S+)"},
+        "progress_deadline": "120s",
+    }
+    about = {"version": 1, "name": "bench-torchrun", "seed": seed, "baseline": "none"}
+    hits = faults("process-kill", draw)
+    return {**about, "workload": workload, "faults": hits, "invariants": FROM_OUTSIDE}
+
+
+def import_torch() -> None:
+    """One new Python process per rank imports torch, as cold ranks do."""
     pythons = [subprocess.Popen([sys.executable, "-c", "import torch"]) for _ in range(RANKS)]
     try:
         for python in pythons:
@@ -149,53 +119,95 @@ def import_time_s() -> float:
     finally:
         for python in pythons:
             python.kill()
-    return time.perf_counter() - started
 
 
-def play_round(number: int, runs: Path, measured: Measured, *, peer: bool) -> None:
-    """One arm of each kind."""
+def play_round(number: int, runs: Path, measured: Measured, *, peer: bool) -> float:
+    """One arm of each kind; returns what the imports of torch took."""
     draw = random.Random(number)
-    killed = play(f"kill-{number}", ours("process-kill", WARM, draw, number), runs)
-    measured.add("SIGKILL", killed)
-    stopped = play(f"stop-{number}", ours("process-stop", WARM, draw, number), runs)
-    measured.add("SIGSTOP", stopped)
-    for cell in (*killed.cells, *stopped.cells):
-        measured.steps += cell.metrics["step_time"].values
-    measured.imports.append(import_time_s())
-    measured.add(
-        "cold, SIGKILL", play(f"cold-{number}", ours("process-kill", COLD, draw, number), runs)
-    )
-    in_memory = ours(
-        "process-kill", "checkpoint-restart", draw, number, saves=f", memory: {{every: {OFTEN}}}"
-    )
-    measured.add("in memory, SIGKILL", play(f"memory-{number}", in_memory, runs))
+
+    def arm(word: str, scenario: Tree, label: str) -> Path:
+        results = play(f"{word}-{number}", scenario, runs)
+        measured.add(results, lambda strategy: f"{strategy} {label}")
+        return runs / results.scenario / results.run_id
+
+    run = arm("kill", matrix(ours("process-kill", "", draw, number), WARM), "SIGKILL")
+    arm("stop", matrix(ours("process-stop", "", draw, number), WARM), "SIGSTOP")
+    import_s = seconds(import_torch)
+    arm("cold", ours("process-kill", COLD, draw, number), "cold, SIGKILL")
+    memory = {"every": OFTEN}
+    in_memory = ours("process-kill", "checkpoint-restart", draw, number, memory=memory)
+    arm("memory", in_memory, "in memory, SIGKILL")
     if peer:
-        corpus = runs / killed.scenario / killed.run_id / "data" / "0" / "corpus.bin"
-        results = play(f"torchrun-{number}", torchrun(draw, number, corpus.resolve()), runs)
-        measured.add("SIGKILL", results)
+        corpus = (run / "data" / "0" / "corpus.bin").resolve()
+        arm("torchrun", torchrun(draw, number, corpus), "SIGKILL")
+    return import_s
+
+
+def goals(step_s: float, import_s: float) -> dict[str, tuple[float, str]]:
+    """The largest median of each row with 4 ranks of gpt nano on 2 cores, and what it is derived
+    from: a median step, and one import of torch per rank at the same time, of the same run.
+    """
+    hang_s = max(8 * step_s, 0.25)
+    found = {
+        "checkpoint-restart SIGKILL": (0.5, "0.5 s"),
+        "checkpoint-restart in memory, SIGKILL": (0.5, "0.5 s"),
+        "checkpoint-restart cold, SIGKILL": (1.3 * import_s, "1.3 x import torch"),
+        "checkpoint-restart SIGSTOP": (hang_s + 0.5, "8 steps (0.25 s) + 0.5 s"),
+    }
+    for strategy, ms in (("drop-replica", 30), ("hot-spare", 60)):
+        after_s, words = step_s + ms / 1e3, f"step + {ms} ms"
+        found[f"{strategy} SIGKILL"] = after_s, words
+        found[f"{strategy} SIGSTOP"] = hang_s + after_s, f"8 steps (0.25 s) + {words}"
+    return found
+
+
+def table(measured: Measured, imports: Sequence[float]) -> str:
+    """Time from the fault to the first new committed step, one row per kind, with the ratio to
+    torchrun.
+    """
+    plain = [f"{name} {word}" for name in WARM for word in ("SIGKILL", "SIGSTOP")]
+    steps = [step for row in plain for step in measured.steps[row]]
+    wanted = goals(median(steps), median(imports))
+    head = ["recovery of", "n", "median s", "95 % CI", "max s", "detection, median s", "goal s", ""]
+    rows = []
+    for row, values in measured.recovery.items():
+        if not values:
+            rows.append([NAMES.get(row, row), 0, *["-"] * 7])
+            continue
+        middle, interval = median(values), median_ci95(values)
+        goal_s, words = wanted.get(row, (0.0, ""))
+        ahead = ""
+        if (least := AHEAD_OF_TORCHRUN.get(row)) and (peer := measured.recovery.get(TORCHRUN)):
+            ratio = median(peer) / middle
+            ahead = f"{ratio:.1f} x (goal {least} x, {'met' if ratio >= least else 'MISSED'})"
+        cells: list[object] = [NAMES.get(row, row), len(values), in_s(middle)]
+        cells += [f"{interval[0]:.3f}-{interval[1]:.3f}" if interval else "-", in_s(max(values))]
+        cells += [in_s(median(measured.detection[row])) if measured.detection[row] else "-"]
+        cells += [f"{goal_s:.3f} ({words})" if words else "-"]
+        rows.append([*cells, ("met" if middle <= goal_s else "MISSED") if words else "", ahead])
+    facts = (
+        f"gpt nano, {RANKS} ranks, CPU gloo, {machine()}; median step {median(steps) * 1e3:.1f} ms"
+        f" (n={len(steps)} arms, {min(steps) * 1e3:.1f}-{max(steps) * 1e3:.1f}); {RANKS} imports of"
+        f" torch at once {median(imports):.2f} s (n={len(imports)})"
+    )
+    return f"{facts}\n\n{markdown([*head, 'torchrun takes'], rows)}\n"
 
 
 def main() -> None:
     """Measure and print Markdown tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = options(__doc__, runs="runs/bench")
     parser.add_argument(
         "--incidents", type=int, default=20, help=f"of each kind, in rounds of {PER_ARM}"
     )
     parser.add_argument("--no-torchrun", action="store_true", help="leave the peer out")
-    parser.add_argument("--runs", type=Path, default=Path("runs/bench"))
-    options = parser.parse_args()
-    options.runs.mkdir(parents=True, exist_ok=True)
+    given = parser.parse_args()
     measured = Measured()
-    for number in range(-(-options.incidents // PER_ARM)):
-        play_round(number, options.runs, measured, peer=not options.no_torchrun)
-    print(
-        table.recovery(
-            measured.recovery, measured.detection, steps=measured.steps, imports=measured.imports
-        )
-    )
-    print(table.phases(measured.phases))
-    bad = [verdict for verdict in measured.verdicts if not verdict.endswith("pass")]
-    print(f"{len(measured.verdicts)} arms; verdicts other than pass: {', '.join(bad) or 'none'}")
+    imports = [
+        play_round(number, given.runs, measured, peer=not given.no_torchrun)
+        for number in range(-(-given.incidents // PER_ARM))
+    ]
+    print(table(measured, imports))
+    print(f"{measured.phase_table(NAMES)}\n\n{measured.verdict_line()}")
 
 
 if __name__ == "__main__":

@@ -12,19 +12,17 @@ from the moment at which both are ready.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import socket
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from statistics import median
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from benchmarks.harness import in_turns, markdown, options, ratios, seconds, spread
 from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.collectives.transfer import copy_state
 from trainchaos.recovery.process.local import start_store
@@ -49,10 +47,8 @@ def state_of(mb: float) -> TrainState:
     return TrainState(model, optimizer, None, seed=1)
 
 
-def arms_of(
-    rank: int, mb: float, group: Group, link: socket.socket
-) -> dict[str, Callable[[], Any]]:
-    """What is timed. Rank 0 sends, rank 1 receives."""
+def arms_of(rank: int, mb: float, group: Group, link: socket.socket) -> list[Callable[[], Any]]:
+    """What is timed, by ARMS. Rank 0 sends, rank 1 receives."""
     state = state_of(mb)
     flat = torch.ones(sum(part.nbytes for part in state.parts().values()), dtype=torch.uint8)
     view = bytes_of(flat)
@@ -68,13 +64,13 @@ def arms_of(
     def copy() -> None:
         copy_state(state, group.everyone, source=0, receive=rank == 1, progress=lambda: None)
 
-    return {"tcp": tcp, "gloo": lambda: group.broadcast(flat, 0), "copy": copy}
+    return [tcp, lambda: group.broadcast(flat, 0), copy]
 
 
 def take_part(
     rank: int, port: int, link: socket.socket, mbs: list[float], rounds: int, out: Any
 ) -> None:
-    """One of the two processes; rank 1 puts seconds into ``out``, by size and arm."""
+    """One of the two processes; rank 1 puts the seconds of each arm into ``out``, size by size."""
     torch.set_num_threads(1)  # as in a rank
     link.settimeout(LIMIT_S)
     group = Group(
@@ -87,21 +83,22 @@ def take_part(
         check=lambda: None,
     )
     group.form()
+
+    def together(act: Callable[[], Any]) -> float:
+        group.broadcast(torch.zeros(1), 0)
+        return seconds(act)
+
     for mb in mbs:
-        arms = arms_of(rank, mb, group, link)
-        for number in range(rounds + 1):
-            for name in ARMS:
-                group.broadcast(torch.zeros(1), 0)
-                started = time.perf_counter()
-                arms[name]()
-                if rank == 1 and number:  # the first of each is to warm up
-                    out.put((mb, name, time.perf_counter() - started))
+        acts = zip(ARMS, arms_of(rank, mb, group, link), strict=True)
+        found = in_turns({name: partial(together, act) for name, act in acts}, rounds, warm=1)
+        if rank == 1:
+            out.put(found)
     group.broadcast(torch.zeros(1), 0)
     group.leave()
 
 
-def measured(mbs: list[float], rounds: int) -> Iterator[tuple[float, str, float]]:
-    """Seconds, by size and arm, in the order of the rounds."""
+def measured(mbs: list[float], rounds: int) -> list[dict[str, list[float]]]:
+    """Seconds of each arm, by size."""
     _store, port = start_store()
     context = multiprocessing.get_context("spawn")
     out = context.Queue()
@@ -115,10 +112,10 @@ def measured(mbs: list[float], rounds: int) -> Iterator[tuple[float, str, float]
     for rank in ranks:
         rank.start()
     try:
-        for _ in range(len(mbs) * rounds * len(ARMS)):
-            yield out.get(timeout=LIMIT_S)
+        found = [out.get(timeout=LIMIT_S) for _ in mbs]
         for rank in ranks:
             rank.join(LIMIT_S)
+        return found
     finally:
         for rank in ranks:
             rank.kill()
@@ -126,24 +123,16 @@ def measured(mbs: list[float], rounds: int) -> Iterator[tuple[float, str, float]
 
 def main() -> None:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--mb", type=float, nargs="+", default=[4, 40, 400])
     given = parser.parse_args()
-    found: dict[tuple[float, str], list[float]] = defaultdict(list)
-    for mb, name, seconds in measured(given.mb, given.rounds):
-        found[mb, name].append(seconds)
     print(f"{given.rounds} rounds, {os.cpu_count()} cores; GB/s: median (min to max)\n")
-    print(f"| state | {' | '.join(ARMS)} | copy, share of tcp (goal {GOAL}) |")
-    print("| --- " * (len(ARMS) + 2) + "|")
-    for mb in given.mb:
-        rates = [_text([mb / 1e3 / s for s in found[mb, name]]) for name in ARMS]
-        shares = [tcp / copy for tcp, copy in zip(found[mb, "tcp"], found[mb, "copy"], strict=True)]
-        print(f"| {mb:g} MB | {' | '.join(rates)} | {_text(shares)} |")
-
-
-def _text(values: list[float]) -> str:
-    return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+    rows = []
+    for mb, times in zip(given.mb, measured(given.mb, given.rounds), strict=True):
+        rates = [spread([mb / 1e3 / time_s for time_s in times[name]], 2) for name in ARMS]
+        rows.append([f"{mb:g} MB", *rates, spread(ratios(times["tcp"], times["copy"]), 2)])
+    print(markdown(["state", *ARMS, f"copy, share of tcp (goal {GOAL})"], rows))
 
 
 if __name__ == "__main__":

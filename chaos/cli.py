@@ -21,6 +21,7 @@ from trainchaos.chaos.commands import all_commands
 from trainchaos.chaos.commands.gate import check_choices, conclude, gate_options
 from trainchaos.chaos.commands.shared.group import CommandGroup
 from trainchaos.chaos.commands.shared.options import (
+    FLAG,
     FORMAT,
     QUIET,
     RUN,
@@ -31,6 +32,7 @@ from trainchaos.chaos.commands.shared.options import (
     build_catalogue,
     complete_cell,
     complete_launcher,
+    option,
     seal_options,
     use_taints,
 )
@@ -54,20 +56,18 @@ Exit codes: 0 pass, 1 an SLA or invariant failed, 2 usage or an invalid scenario
 
 _SCENARIO = click.argument("scenario", type=SCENARIO)
 _RUN = click.argument("run", type=RUN)
-_SEED = click.option(
-    "--seed", type=click.IntRange(0, 2**32 - 1), help="Overrides the scenario's seed."
+_SEED = option("--seed", click.IntRange(0, 2**32 - 1), "Overrides the scenario's seed.")
+_REPEAT = option("--repeat", int, "Overrides the scenario's repeat.")
+_LAUNCHER = option(
+    "--launcher", None, "Overrides the scenario's launcher.", shell_complete=complete_launcher
 )
-_REPEAT = click.option("--repeat", type=int, help="Overrides the scenario's repeat.")
-_LAUNCHER = click.option(
-    "--launcher", shell_complete=complete_launcher, help="Overrides the scenario's launcher."
-)
-_CELL = click.option(
-    "--cell",
-    "only",
+_CELL = option(
+    "--cell only",
+    None,
+    "Run only this cell of the matrix; repeatable.",
     multiple=True,
     metavar="ID",
     shell_complete=complete_cell,
-    help="Run only this cell of the matrix; repeatable.",
 )
 
 
@@ -91,13 +91,11 @@ def cli() -> None:
 @_CELL
 @FORMAT
 @QUIET
-@click.option(
-    "--gate", is_flag=True, help="Judge by confidence bounds, for continuous integration."
-)
+@option("--gate", FLAG, "Judge by confidence bounds, for continuous integration.")
 @gate_options
 @TAINTS
-@click.option("-v", "--verbose", is_flag=True, help="Also show every invariant.")
-@click.option("--no-color", is_flag=True, help="No colour (NO_COLOR does the same).")
+@option("-v --verbose", FLAG, "Also show every invariant.")
+@option("--no-color", FLAG, "No colour (NO_COLOR does the same).")
 def run(
     scenario: Path,
     runs: Path,
@@ -175,8 +173,8 @@ def validate(scenarios: tuple[Path, ...], sets: tuple[str, ...], quiet: bool) ->
 @_CELL
 @FORMAT
 @TAINTS
-@click.option("--sbatch", is_flag=True, help="Print a batch script that runs it on Slurm instead.")
-@click.option("--k8s", is_flag=True, help="Print a manifest that runs it on Kubernetes instead.")
+@option("--sbatch", FLAG, "Print a batch script that runs it on Slurm instead.")
+@option("--k8s", FLAG, "Print a manifest that runs it on Kubernetes instead.")
 def plan(scenario: Path, form: str, sbatch: bool, k8s: bool, **choices: Any) -> None:
     """Show what a run would do: resolved scenario, fault schedule, expected duration. Starts
     nothing.
@@ -210,7 +208,7 @@ def plan(scenario: Path, form: str, sbatch: bool, k8s: bool, **choices: Any) -> 
 @seal_options
 @FORMAT
 @QUIET
-@click.option("-v", "--verbose", is_flag=True, help="Also show every invariant.")
+@option("-v --verbose", FLAG, "Also show every invariant.")
 def analyze(run: Path, unsealed: bool, root: str, form: str, quiet: bool, verbose: bool) -> int:
     """Judge a stored run again from its event logs alone, and rewrite its results.json; where that
     changes, or a gate wrote its reports, these too.

@@ -11,7 +11,6 @@ them are written beside as ``answers.json``, ``results.json`` and ``attribution.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -20,16 +19,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.attribution import nvrx
-from benchmarks.attribution.exam import (
-    CATALOGUE,
-    STRATEGIES,
-    Key,
-    key_path,
-    questions,
-    read,
-    sit,
-)
+from benchmarks.attribution.exam import CATALOGUE, STRATEGIES, Key, key_path, questions, read, sit
 from benchmarks.attribution.score import Answers, page, score
+from benchmarks.harness import options
 from trainchaos.chaos.errors import ChaosError
 from trainchaos.chaos.events.log import read_log
 from trainchaos.chaos.files import write_whole
@@ -38,31 +30,27 @@ from trainchaos.harness.explain.diagnose import diagnose
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: scored, however badly; 2: wrong usage, or a file that cannot be used."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--into", type=Path, default=Path("attribution"), help="directory")
-    tool = parser.add_mutually_exclusive_group()
-    tool.add_argument("--answers", type=Path, help="score these answers to the exam in INTO")
-    tool.add_argument("--nvrx", type=Path, help="Python of an environment with NVRx, to be asked")
-    parser.add_argument("--kinds", metavar="A,B", help="only these kinds of fault")
-    parser.add_argument("--strategy", action="append", help="only this one; may be repeated")
-    parser.add_argument("--launcher", choices=["sim", "local"], default="sim")
-    parser.add_argument("--runs", type=int, default=1, help="of each variant and strategy")
-    parser.add_argument("--unfaulted", type=int, default=100, help="runs in which nothing happens")
-    parser.add_argument("--seed", type=int, default=0)
+    parser = options(__doc__)
+    add = parser.add_argument
+    add("--into", type=Path, default=Path("attribution"), help="directory")
+    add("--answers", type=Path, help="score these answers to the exam in INTO")
+    add("--nvrx", type=Path, help="Python of an environment with NVRx, to be asked")
+    add("--kinds", metavar="A,B", help="only these kinds of fault")
+    add("--strategy", action="append", help="only this one; may be repeated")
+    add("--launcher", choices=["sim", "local"], default="sim")
+    add("--runs", type=int, default=1, help="of each variant and strategy")
+    add("--unfaulted", type=int, default=100, help="runs in which nothing happens")
+    add("--seed", type=int, default=0)
     given = parser.parse_args(argv)
     paper = given.into / "paper"
     try:
         if given.answers or given.nvrx:
             key = read(key_path(paper), Key)
         else:
-            asked = questions(
-                given.kinds.split(",") if given.kinds else sorted(CATALOGUE.kind),
-                given.strategy or STRATEGIES,
-                runs=given.runs,
-                seed=given.seed,
-                launcher=given.launcher,
-                unfaulted=given.unfaulted,
-            )
+            kinds = given.kinds.split(",") if given.kinds else sorted(CATALOGUE.kind)
+            names = ("runs", "seed", "launcher", "unfaulted")
+            about = {name: getattr(given, name) for name in names}
+            asked = questions(kinds, given.strategy or STRATEGIES, **about)
             key = sit(asked, paper, launcher=given.launcher, seed=given.seed)
         answers = read(given.answers, Answers) if given.answers else _asked(key, paper, given.nvrx)
         _conclude(key, answers, given.into)
@@ -74,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _asked(key: Key, paper: Path, python: Path | None) -> Answers:
     """The answers of our diagnosis, or of NVIDIA's agent, to the logs of a paper."""
-    logs = {one.id: read_log(paper / one.id) for one in key.questions}
+    logs = {of.id: read_log(paper / of.id) for of in key.questions}
     if python is not None:
         runs = {name: nvrx.ask(python, name, log) for name, log in logs.items()}
         return Answers(tool=nvrx.TOOL, runs=runs)
@@ -91,12 +79,11 @@ def _conclude(key: Key, answers: Answers, into: Path) -> None:
         "left out": len(key.left_out),
     }
     found = score(key.questions, answers)
-    told = page(found, about)
     tree = {"version": 2, **about, **found.model_dump(mode="json"), "why left out": key.left_out}
     write_whole(into / "answers.json", answers.model_dump_json(indent=1) + "\n")
     write_whole(into / "results.json", json.dumps(tree, indent=1) + "\n")
-    write_whole(into / "attribution.md", told)
-    print(told)
+    write_whole(into / "attribution.md", page(found, about))
+    print(page(found, about))
     for name, why in key.left_out.items():
         print(f"left out: {name}, {why}", file=sys.stderr)
 

@@ -6,7 +6,6 @@ paper has the log of each without its fault events; the key says what was done.
 
 from __future__ import annotations
 
-import json
 import random
 import tempfile
 import tomllib
@@ -16,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from benchmarks.scenarios import play
+from benchmarks.harness import Tree, play
 from trainchaos.chaos import plugins
 from trainchaos.chaos.errors import EXIT_USAGE, ChaosError
 from trainchaos.chaos.events.event import Event
@@ -31,7 +30,6 @@ from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.recovery.playbook.entry import Action
 
 M = TypeVar("M", bound=BaseModel)
-Tree = dict[str, Any]
 
 EARLIEST, LATEST = 22, 38
 """Steps at which a fault strikes: after the first checkpoint (step 20, or 10), and early enough
@@ -206,14 +204,13 @@ def _faulted(name: str, kind: type[Fault], variant: Variant, job: Tree, rng: ran
         at["phase"] = rng.choice(kind.phases or [one for one in PHASES if one != "any"])
         if at["phase"] == "checkpoint":
             at["step"] = SAVED_AT
-    given = {"params": variant.params, "target": target, "duration": variant.duration}
+    given = {"params": variant.params, "target": target, "duration": variant.duration, "at": at}
     given = {name: value for name, value in given.items() if value not in ({}, None)}
-    faults: list[Tree] = [{"id": "asked", "kind": name, **given, "at": at}]
+    faults: list[Tree] = [{"id": "asked", "kind": name, **given}]
     if variant.kill is not None:
-        other = (rank + 1 + rng.randrange(ranks - 1)) % ranks
+        other = {"rank": (rank + 1 + rng.randrange(ranks - 1)) % ranks}
         later = {"step": (step if variant.at is None else 25) + variant.kill}
-        target = {"rank": other}
-        faults.append({"id": KILL, "kind": "process-kill", "target": target, "at": later})
+        faults.append({"id": KILL, "kind": "process-kill", "target": other, "at": later})
     return {**job, "faults": faults}
 
 
@@ -257,7 +254,7 @@ def played(question: Question) -> tuple[Log | None, str]:
     it. Raises what ends a run.
     """
     with tempfile.TemporaryDirectory(prefix="exam-") as folder:
-        results = play(question.id, json.dumps(question.tree), Path(folder))
+        results = play(question.id, question.tree, Path(folder))
         run = RunDirectory(Path(folder) / results.scenario / results.run_id)
         for arm in results.arms:
             return read_log(run.events(arm.id)), ""
@@ -297,7 +294,7 @@ def incidents_of(log: Log, question: Question) -> list[Incident]:
     for name, events in hits.items():
         first = events[0]
         act = [one for one in events if one.data.get("act") == first.data.get("act")]
-        ranks, nodes, members = _hit(log, act, planned.get(name))
+        hit = _hit(log, act, planned.get(name))
         truth = CATALOGUE.truth["dead" if name == KILL else question.truth]
         for where in (first.data.get("phase"), question.strategy):
             if where in truth.instead:
@@ -310,17 +307,13 @@ def incidents_of(log: Log, question: Question) -> list[Incident]:
                 step=first.step,
                 phase=first.data.get("phase"),
                 truth=truth,
-                ranks=tuple(sorted(ranks)),
-                nodes=tuple(sorted(nodes)),
-                members=tuple(sorted(members)),
+                **{what: tuple(sorted(places)) for what, places in hit.items()},
             )
         )
     return found
 
 
-def _hit(
-    log: Log, act: Sequence[Event], planned: Event | None
-) -> tuple[set[int], set[int], set[int]]:
+def _hit(log: Log, act: Sequence[Event], planned: Event | None) -> dict[str, set[int]]:
     """Ranks hit, nodes hit, and ranks of processes that were hit with a node."""
     targets = [event.data["target"] for event in act]
     ranks = {target["rank"] for target in targets if type(target.get("rank")) is int}
@@ -338,4 +331,4 @@ def _hit(
         for rank, name in enumerate(before[-1].data["members"] if before else ())
         if name in hit or (nodes and on.get(name) in nodes)
     }
-    return ranks, nodes, members
+    return {"ranks": ranks, "nodes": nodes, "members": members}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from benchmarks.attribution.exam import UNFAULTED, ExamError, Incident, Keyed
+from benchmarks.harness import markdown
 from trainchaos.chaos.stats import clopper_pearson
 from trainchaos.harness.explain.diagnosis import DiagnosedIncident
 
@@ -66,7 +68,6 @@ class Row(BaseModel):
 
     @property
     def said(self) -> str:
-        """The cause that was named."""
         return self.answer.cause.value if self.answer else NOTHING
 
 
@@ -148,14 +149,14 @@ def _rows(key: Keyed, answers: Sequence[DiagnosedIncident]) -> Iterator[Row]:
     incident. Faults that leave no trace take what is left.
     """
     about = {"question": key.id, "kind": key.kind, "strategy": key.strategy}
-    pairs = sorted(
-        (one.truth.trace != "events", -_agreement(one, answer), abs(answer.at_s - one.at_s), i, a)
-        for i, one in enumerate(key.incidents)
-        for a, answer in enumerate(answers)
-        if answer.at_s >= one.at_s - EARLY_S
-    )
+    pairs = []
+    for (i, one), (a, answer) in product(enumerate(key.incidents), enumerate(answers)):
+        if answer.at_s >= one.at_s - EARLY_S:
+            right = _right(one, answer)
+            agree = 2 * right["cause"] + 2 * right["place"] + right["layer"] + right["action"]
+            pairs.append((one.truth.trace != "events", -agree, abs(answer.at_s - one.at_s), i, a))
     of: dict[int, int] = {}
-    for *_, i, a in pairs:
+    for *_, i, a in sorted(pairs):
         if i not in of and a not in of.values():
             of[i] = a
     for i, one in enumerate(key.incidents):
@@ -165,11 +166,6 @@ def _rows(key: Keyed, answers: Sequence[DiagnosedIncident]) -> Iterator[Row]:
         if a not in of.values():
             innocent = _innocent(key.incidents, answer)
             yield Row(**about, incident=None, answer=answer, right={}, innocent=innocent)
-
-
-def _agreement(incident: Incident, answer: DiagnosedIncident) -> int:
-    right = _right(incident, answer)
-    return 2 * right["cause"] + 2 * right["place"] + right["layer"] + right["action"]
 
 
 def _right(incident: Incident, answer: DiagnosedIncident | None) -> dict[str, bool]:
@@ -218,49 +214,39 @@ def _mistakes(traced: Sequence[tuple[Incident, Row]]) -> list[dict[str, Any]]:
 
 def page(found: Score, about: Mapping[str, Any]) -> str:
     """As Markdown: shares by aspect and kind, the confusion matrix, and mistakes."""
-    return "\n\n".join(_page(found, about)) + "\n"
-
-
-def _page(found: Score, about: Mapping[str, Any]) -> Iterator[str]:
-    n = found.overall["cause"].n
-    yield "# Attribution"
-    yield ", ".join(f"{name}: {value}" for name, value in about.items()) + "."
-    yield (
-        f"Tool: {found.tool}. {n} incidents that leave a trace, of {len(found.kinds)} kinds. Shares"
-        " with Clopper-Pearson intervals of 95 %."
+    facts = ", ".join(f"{name}: {value}" for name, value in about.items())
+    tool = (
+        f"Tool: {found.tool}. {found.overall['cause'].n} incidents that leave a trace, of"
+        f" {len(found.kinds)} kinds. Shares with Clopper-Pearson intervals of 95 %."
     )
-    shares = found.overall.items()
-    rows: list[list[Any]] = [[name, s.right, s.n, s.percent, s.interval] for name, s in shares]
-    yield _table(["aspect", "right", "of n", "%", "interval"], rows)
+    shares = [[name, s.right, s.n, s.percent, s.interval] for name, s in found.overall.items()]
+    parts = ["# Attribution", f"{facts}.", tool]
+    parts.append(markdown(["aspect", "right", "of n", "%", "interval"], shares))
     blamed, said = found.unfaulted_blamed, found.unfaulted_said
     if said.n:
-        below = math.ceil(1000 * blamed.high) / 10
-        yield (
+        parts.append(
             f"{blamed.right} of {blamed.n} unfaulted runs in which somebody was blamed (with 95 %"
-            f" below {below:g} %), {said.right} in which anything was said."
+            f" below {math.ceil(1000 * blamed.high) / 10:g} %), {said.right} in which anything was"
+            " said."
         )
-    yield f"{found.extra} answers of no incident, {found.innocent} of them blame of an innocent."
+    innocent = f"{found.innocent} of them blame of an innocent"
+    parts.append(f"{found.extra} answers of no incident, {innocent}.")
     if found.traceless:
-        quiet = (f"{kind} {one.right} of {one.n}" for kind, one in found.traceless.items())
-        yield f"Traceless faults of which nothing was said: {', '.join(quiet)}."
-    rows = [
+        quiet = (f"{kind} {of.right} of {of.n}" for kind, of in found.traceless.items())
+        parts.append(f"Traceless faults of which nothing was said: {', '.join(quiet)}.")
+    kinds = [
         [kind, each["cause"].n, *(f"{s.percent} [{s.interval}]" for s in each.values())]
         for kind, each in found.kinds.items()
     ]
-    yield _table(["kind", "n", *ASPECTS], rows)
-    yield "Confusion matrix: the most exact cause (rows) and what was said (columns)."
+    parts.append(markdown(["kind", "n", *ASPECTS], kinds))
+    parts.append("Confusion matrix: the most exact cause (rows) and what was said (columns).")
     causes = sorted({name for row in found.confusion.values() for name in row} - {NOTHING})
     causes.append(NOTHING)
-    cells = [[of, *(row.get(one, "") for one in causes)] for of, row in found.confusion.items()]
-    yield _table(["cause", *causes], cells)
+    cells = [[of, *(row.get(name, "") for name in causes)] for of, row in found.confusion.items()]
+    parts.append(markdown(["cause", *causes], cells))
     if found.mistakes:
-        yield _table(list(found.mistakes[0]), [list(row.values()) for row in found.mistakes])
+        rows = [[str(cell).replace("|", "/") for cell in row.values()] for row in found.mistakes]
+        parts.append(markdown(list(found.mistakes[0]), rows))
     if found.missing:
-        yield f"Without an answer: {', '.join(found.missing)}."
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(
-        "| " + " | ".join(str(cell).replace("|", "/") for cell in line) + " |" for line in lines
-    )
+        parts.append(f"Without an answer: {', '.join(found.missing)}.")
+    return "\n\n".join(parts) + "\n"

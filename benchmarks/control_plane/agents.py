@@ -44,16 +44,9 @@ FIRST_PID = 1000
 SAVE_EVERY = 20  # steps between two checkpoints, which rank 0 reports
 
 
-@functools.lru_cache(maxsize=8)
-def _parked(generation: int, step: int, why: Any, error: str) -> Parked:
-    """Made once for all ranks that say the same: a real one makes its own, on its own processor."""
-    return Parked(generation=generation, step=step, valid=True, why=why, error=error)
-
-
-@functools.lru_cache(maxsize=8)
-def _joined(generation: int, step: int) -> Joined:
-    """The same for those that have joined."""
-    return Joined(generation=generation, step=step, checkpoint=None)
+# Made once for all ranks that say the same: a real one makes its own, on its own processor.
+_parked = functools.lru_cache(maxsize=8)(Parked)
+_joined = functools.lru_cache(maxsize=8)(Joined)
 
 
 class SimulatedAgent:
@@ -165,19 +158,18 @@ class SimulatedAgent:
                 return
 
     def lose(self) -> None:
-        """Hang up, as an agent that lives does: by a reset."""
+        """Hang up, as an agent that lives does: by a reset; the kernel closes the connection of one
+        whose processes are killed in order.
+        """
         if self.link is not None:
             self._count_bytes()
-            self.link.reset()
+            self.link.close() if self.ended else self.link.reset()
             self.link, self.welcome = None, False
 
     def die(self) -> None:
-        """The machine's processes are killed: the kernel closes the connection in order."""
+        """The machine's processes are killed."""
         self.ended = True
-        if self.link is not None:
-            self._count_bytes()
-            self.link.close()
-            self.link, self.welcome = None, False
+        self.lose()
 
     def say(self, process: str, message: Parked | Joined | CheckpointNote) -> None:
         """A rank sends a message, at once if the agent is connected."""
@@ -268,12 +260,10 @@ class SimulatedAgent:
     def _do(self, frame: Any) -> None:
         match frame:
             case protocol.Ping():
+                got_ns, sent_ns = time.monotonic_ns(), frame.sent_ns
                 now_ns = time.monotonic_ns()
-                self._put(
-                    protocol.Pong(
-                        sent_ns=frame.sent_ns, received_ns=now_ns, answered_ns=time.monotonic_ns()
-                    )
-                )
+                pong = protocol.Pong(sent_ns=sent_ns, received_ns=got_ns, answered_ns=now_ns)
+                self._put(pong)
             case protocol.Start():
                 self._start(frame.process)
             case protocol.Tell():
@@ -301,14 +291,13 @@ class SimulatedAgent:
         pid, self._next_pid = self._next_pid, self._next_pid + 1
         self.processes[process] = pid
         self._post.add(protocol.Started(process=process, pid=pid))
-        ready = Ready(
-            steps=STEPS,
-            samples=SAMPLES,
-            global_batch=BATCH,
-            seed=SEED,
-            versions=self._versions,
-        )
-        self._heard.append((process, ready))
+        about: dict[str, Any] = {
+            "steps": STEPS,
+            "samples": SAMPLES,
+            "global_batch": BATCH,
+            "seed": SEED,
+        }
+        self._heard.append((process, Ready(**about, versions=self._versions)))
 
     def _order(self, process: str, message: Message) -> None:
         job = self._job
@@ -318,7 +307,7 @@ class SimulatedAgent:
                 job.told("join", message.generation, self.node)
                 self._generation[process] = message.generation
                 job.join(self, process, message)
-                answer = _joined(message.generation, job.committed)
+                answer = _joined(generation=message.generation, step=job.committed, checkpoint=None)
             case Abort():
                 job.told("abort", message.generation, self.node)
                 if message.generation == self._generation.get(process):
@@ -351,7 +340,8 @@ class SimulatedAgent:
 
     def parked(self, process: str, why: Any, error: str = "") -> Parked:
         """The message of a rank that leaves its generation."""
-        return _parked(self._generation.get(process, 0), self._job.committed, why, error)
+        about = {"generation": self._generation.get(process, 0), "step": self._job.committed}
+        return _parked(**about, valid=True, why=why, error=error)
 
     def _end(self, process: str, signum: int) -> None:
         if self.processes.pop(process, None) is None:
@@ -378,9 +368,7 @@ class SimulatedAgent:
 
 @dataclass
 class Order:
-    """When an order of one kind and generation reached agents, seconds: the first and the last of
-    them, and how many.
-    """
+    """When an order of one kind and generation reached the first and the last of some nodes."""
 
     first_s: float
     last_s: float

@@ -8,7 +8,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from benchmarks.control_plane import lies
@@ -23,7 +22,8 @@ CUTS_S = (2.0, 5.0)
 
 class Director:
     """``agents``: grows as Locust spawns users; ``pause``: sleeps; ``agent``: makes one more agent
-    of a number. ``done``: the case is played, or could not be (``problem``).
+    of a number; ``request``: counts something as a request of Locust, by kind and milliseconds.
+    ``done``: the case is played, or could not be (``problem``).
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class Director:
     ) -> None:
         self._case, self._job, self._traffic = case, job, traffic
         self._pause, self._agent = pause, agent
+        self.request: Callable[[str, float], object] = lambda kind, took_ms: None
         self.agents: list[SimulatedAgent] = []
         self.dial_failures: Counter[str] = Counter()
         self.samples: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -51,31 +52,23 @@ class Director:
 
     # ---- what is measured
 
-    def note(self, kind: str, took_ms: float, environment: Any, *, at_s: float = 0.0) -> None:
-        """Something took so long: kept, and counted by Locust as a request."""
+    def note(self, kind: str, took_ms: float, at_s: float = 0.0) -> None:
+        """Something took so long."""
         self.samples[kind].append((at_s or time.monotonic(), took_ms))
-        environment.events.request.fire(
-            request_type="agent",
-            name=kind,
-            response_time=took_ms,
-            response_length=0,
-            exception=None,
-            context={},
-        )
+        self.request(kind, took_ms)
 
-    def heartbeat(self, kind: str, node: int, at_s: float, took_ms: float, of: Any) -> None:
+    def heartbeat(self, kind: str, node: int, at_s: float, took_ms: float) -> None:
         """The coordinator handled one: it counts once the job trains; those of agents that were
         made late count apart.
         """
         if at_s >= self.marks.get("steady", float("inf")):
             made_late = node in self.aside and at_s >= self.marks.get("act", float("inf"))
-            self.note(f"{kind}, made late" if made_late else kind, took_ms, of, at_s=at_s)
+            self.note(f"{kind}, made late" if made_late else kind, took_ms, at_s)
 
-    def registered(self, agent: SimulatedAgent, took_ms: float, environment: Any) -> None:
+    def registered(self, agent: SimulatedAgent, took_ms: float) -> None:
         """The coordinator welcomed an agent, so long after it had begun to dial."""
-        again = agent.node in self._known
+        self.note("register again" if agent.node in self._known else "register", took_ms)
         self._known.add(agent.node)
-        self.note("register again" if again else "register", took_ms, environment)
         self.welcomed_s.append(time.monotonic())
 
     def mark(self, what: str) -> None:
@@ -85,10 +78,23 @@ class Director:
 
     # ---- the play
 
-    def play(self, environment: Any) -> None:
+    def play(self) -> None:
         """Play the case to its end, or to the first wait that takes too long."""
+        case = self._case
         try:
-            self._play(environment)
+            welcome = lambda: sum(agent.welcome for agent in self.agents)  # noqa: E731
+            self._until(lambda: welcome() >= case.agents, "all agents are admitted")
+            self.mark("admitted")
+            self._until(lambda: self._job.trains, "the job trains")
+            self.mark("trains")
+            self._pause(SETTLE_S)
+            self.mark("steady")
+            self._pause(case.steady_s)
+            self.mark("act")
+            if case.name != "steady":
+                getattr(self, f"_{case.name}")()
+                self.mark("answered")
+                self._pause(case.hold_s)
         except TimeoutError as error:
             self.problem = str(error)
         except Exception as error:
@@ -98,24 +104,6 @@ class Director:
             self.mark("end")
             self.done = True
 
-    def _play(self, environment: Any) -> None:
-        case = self._case
-        self._until(lambda: len(self._welcome()) >= case.agents, "all agents are admitted")
-        self.mark("admitted")
-        self._until(lambda: self._job.trains, "the job trains")
-        self.mark("trains")
-        self._pause(SETTLE_S)
-        self.mark("steady")
-        self._pause(case.steady_s)
-        self.mark("act")
-        if case.name != "steady":
-            getattr(self, f"_{case.name}")(environment)
-            self.mark("answered")
-            self._pause(case.hold_s)
-
-    def _welcome(self) -> list[SimulatedAgent]:
-        return [agent for agent in self.agents if agent.welcome]
-
     def _until(self, done: Callable[[], bool], what: str) -> None:
         until_s = time.monotonic() + self._case.limit_s
         while not done():
@@ -123,13 +111,7 @@ class Director:
                 raise TimeoutError(f"not within {self._case.limit_s:g} s: {what}")
             self._pause(LOOK_S)
 
-    def _rack(self, environment: Any) -> None:
-        self._kill(environment)
-
-    def _tenth(self, environment: Any) -> None:
-        self._kill(environment)
-
-    def _kill(self, environment: Any) -> None:
+    def _rack(self) -> None:
         """Kill the struck nodes at once, and wait until all others train in the next generation."""
         job, struck = self._job, self._case.struck()
         before = job.generation
@@ -142,41 +124,33 @@ class Director:
             agent.say(process, agent.parked(process, "failed", error))
         self._until(lambda: job.generation > before and job.trains, "the survivors regrouped")
         join = job.orders["join", job.generation]
-        abort = job.orders.get(("abort", before))
-        self.note("failure to decision", 1000 * (join.first_s - cut_s), environment)
-        self.note("regroup broadcast", 1000 * (join.last_s - join.first_s), environment)
-        if abort is not None:
-            self.note("failure to abort", 1000 * (abort.first_s - cut_s), environment)
-            self.note("abort broadcast", 1000 * (abort.last_s - abort.first_s), environment)
-        self.facts |= {
-            "struck": len(struck),
-            "generation": job.generation,
-            "world": job.world,
-            "told": len(join.nodes),
-        }
+        self.note("failure to decision", 1000 * (join.first_s - cut_s))
+        self.note("regroup broadcast", 1000 * (join.last_s - join.first_s))
+        if abort := job.orders.get(("abort", before)):
+            self.note("failure to abort", 1000 * (abort.first_s - cut_s))
+            self.note("abort broadcast", 1000 * (abort.last_s - abort.first_s))
+        self.facts |= {"struck": len(struck), "generation": job.generation}
+        self.facts |= {"world": job.world, "told": len(join.nodes)}
 
-    def _restart(self, environment: Any) -> None:
+    _tenth = _rack
+
+    def _restart(self) -> None:
         """Have the coordinator killed and started again, and wait until all agents are back."""
-        before, generation = (
-            {agent.node: agent.epoch for agent in self.agents},
-            self._job.generation,
-        )
-        welcomed = len(self.welcomed_s)
+        before = {agent.node: agent.epoch for agent in self.agents}
+        generation, welcomed = self._job.generation, len(self.welcomed_s)
         os.write(self._case.asks, b"restart\n")
         self._until(
             lambda: all(a.welcome and a.epoch > before[a.node] for a in self.agents),
             "all agents are admitted again",
         )
         back = self.welcomed_s[welcomed:]
-        self.note("herd, first to last", 1000 * (max(back) - min(back)), environment)
-        self.facts |= {
-            "down_s": round(min(back) - self.marks["act"], 3),
-            "same_generation": self._job.generation == generation,
-        }
+        self.note("herd, first to last", 1000 * (max(back) - min(back)))
+        self.facts["down_s"] = round(min(back) - self.marks["act"], 3)
+        self.facts["same_generation"] = self._job.generation == generation
         if self._job.generation != generation or not self._job.trains:
             self.problem = "the restart of the coordinator disturbed the job"
 
-    def _slow(self, environment: Any) -> None:
+    def _slow(self) -> None:
         """Have one agent in twenty answer late from now on, and wait for three such answers."""
         for agent in self.agents[::SLOW_ONE_IN]:
             agent.slow_s = SLOW_S
@@ -184,7 +158,7 @@ class Director:
         self._pause(3 * SLOW_S)
         self.facts["slow"] = len(self.aside)
 
-    def _cuts(self, environment: Any) -> None:
+    def _cuts(self) -> None:
         """Cut a quarter of the agents off for each of CUTS_S, and wait until all are back."""
         now_s, cut = time.monotonic(), list(self.agents)
         for turn, seconds in enumerate(CUTS_S):
@@ -195,7 +169,7 @@ class Director:
         self._until(lambda: all(agent.welcome for agent in cut), "all cut agents are back")
         self.facts["cut"] = len(self.aside)
 
-    def _lying(self, environment: Any) -> None:
+    def _lying(self) -> None:
         """Let strangers and agents lie; the lies have to be refused, and to change nothing."""
         generation = self._job.generation
         self.facts["lies"] = said = lies.tell(self.agents, self._job, self._agent, self._pause)
@@ -205,18 +179,10 @@ class Director:
         if believed or self._job.generation != generation or not self._job.trains:
             self.problem = f"a lie was believed: {believed or 'the generation ended'}"
 
-    # ---- the end
-
     def write(self) -> None:
         """Write what was found for ``benchmarks.control_plane.load``."""
-        found = {
-            "problem": self.problem,
-            "samples": self.samples,
-            "marks": self.marks,
-            "counted": self.counted,
-            "dial_failures": dict(self.dial_failures.most_common(10)),
-            "fenced": sum(agent.fenced for agent in self.agents),
-            "facts": self.facts,
-            "pid": os.getpid(),
-        }
-        Path(self._case.out).write_text(json.dumps(found))
+        names = ("problem", "samples", "marks", "counted", "facts")
+        found = {name: getattr(self, name) for name in names}
+        found["dial_failures"] = dict(self.dial_failures.most_common(10))
+        found["fenced"] = sum(agent.fenced for agent in self.agents)
+        self._case.file("found.json").write_text(json.dumps(found))

@@ -33,20 +33,21 @@ def tell(
     token, with the number of a node; ``pause``: sleeps.
     """
     liar, victim = agents[0], agents[-1]
-    foreign = next(iter(victim.processes))
+    own, foreign = next(iter(liar.processes)), next(iter(victim.processes))
     believed = {
-        "a wrong token": sum(not _wrong_token(agent(liar.node)) for _ in range(TIMES)),
-        "garbage": sum(not _garbage(liar.address) for _ in range(TIMES)),
-        "no message": sum(not _no_message(agent(victim.node)) for _ in range(TIMES)),
-        "another's number": sum(not _another(agent(victim.node)) for _ in range(TIMES)),
+        name: sum(not refused(agent(of.node)) for _ in range(TIMES))
+        for name, refused, of in (
+            ("a wrong token", _wrong_token, liar),
+            ("garbage", _garbage, liar),
+            ("no message", _no_message, victim),
+            ("another's number", _another, victim),
+        )
     }
-    own = next(iter(liar.processes))
-    committed = job.committed
-    generation = WRONG_GENERATION
-    liar.say(own, Parked(generation=generation, step=committed, valid=True, why="failed"))
-    liar.say(own, Joined(generation=generation, step=committed, checkpoint=None))
+    committed, time_ns = job.committed, time.monotonic_ns()
+    about: dict[str, Any] = {"generation": WRONG_GENERATION, "step": committed}
+    liar.say(own, Parked(**about, valid=True, why="failed"))
+    liar.say(own, Joined(**about, checkpoint=None))
     liar.say(foreign, Parked(generation=job.generation, step=committed, valid=True, why="failed"))
-    time_ns = time.monotonic_ns()
     words = NEVER._replace(generation=job.generation, time_ns=1)
     liar.put_raw(protocol.Beat(time_ns=time_ns, marks={foreign: words}, states={foreign: "T"}))
     liar.put_raw(
@@ -76,9 +77,9 @@ def _wrong_token(stranger: SimulatedAgent) -> bool:
     return False
 
 
-def _garbage(address: tuple[str, int]) -> bool:
+def _garbage(stranger: SimulatedAgent) -> bool:
     """Whether a connection that begins with noise is closed."""
-    with socket.create_connection(address, timeout=ANSWER_S) as sock:
+    with socket.create_connection(stranger.address, timeout=ANSWER_S) as sock:
         sock.sendall(b"\xff" * 4 + os.urandom(512))
         return _is_closed(sock)
 

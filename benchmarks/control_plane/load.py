@@ -11,21 +11,32 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import secrets
 import select
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.control_plane.cases import CASE_VARIABLE, CASES, Case
-from benchmarks.control_plane.measure import results
-from benchmarks.control_plane.page import machine, rows, write
-from benchmarks.control_plane.processes import Held, allow_files, free_port
+from benchmarks.control_plane.cases import (
+    BEGIN,
+    CASE_VARIABLE,
+    CASES,
+    END,
+    Case,
+    ProcessSample,
+    goals,
+    results,
+    rows,
+)
+from benchmarks.harness import ROOT, commit_of, machine, options, placed
 from trainchaos.chaos.errors import (
     EXIT_FAIL,
     EXIT_PASS,
@@ -35,136 +46,143 @@ from trainchaos.chaos.errors import (
     ScenarioError,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
-LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 ALL = (
     *((name, 2048) for name in ("rack", "steady", "tenth", "restart", "cuts", "slow", "lying")),
-    *((name, 512) for name in ("steady", "rack")),
-    *((name, 8192) for name in ("steady", "rack")),
+    *((name, agents) for agents in (512, 8192) for name in ("steady", "rack")),
 )
-"""Cases and agents of ``--all``: what the goals are about first.
-"""
+"""Cases and agents of ``--all``: what the goals are about first."""
 LOOK_S = 0.5
 HOST = "127.0.0.1"
-LISTENS_LIMIT_S = 60.0
+LISTENS_LIMIT_S = END_LIMIT_S = 60.0
+SPARE_FILES = 256
+"""Descriptors beside one for each agent: logs, libraries, the handshakes under way."""
+TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
 
-def play(case: Case, folder: Path, asked: int, *, most_s: float) -> dict[str, Any]:
+class Watched:
+    """A process of a case. Its output goes to a file; ``samples``: what it has used."""
+
+    def __init__(
+        self, words: Sequence[str], output: Path, *, passed: int | None = None, **env: str
+    ) -> None:
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.output, self.samples = output, list[ProcessSample]()
+        with output.open("ab") as stream:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **env},
+                pass_fds=() if passed is None else (passed,),
+            )
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        return self._process.poll() is not None
+
+    def sample(self) -> None:
+        """Note its processor time and memory, as long as it runs."""
+        with suppress(OSError):
+            fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+            cpu_s, rss = (int(fields[11]) + int(fields[12])) / TICKS, int(fields[21]) * PAGE
+            self.samples.append(ProcessSample(at_s=time.monotonic(), cpu_s=cpu_s, rss=rss))
+
+    def close(self) -> None:
+        """Kill it and wait for its end."""
+        self._process.kill()
+        self._process.wait(END_LIMIT_S)
+
+    def said(self) -> str:
+        """The end of what it wrote."""
+        return self.output.read_text(errors="replace")[-2000:]
+
+
+def play(case: Case, asked: int, *, most_s: float) -> dict[str, Any]:
     """Play a case in its folder; returns its results, which are written there as well. ``asked``:
     the end of the pipe on which Locust asks for a restart; ``most_s``: for all of it. Raises
     InfrastructureError.
     """
-    case.write(folder / "case.json")
-    begun_s = time.monotonic()
-    coordinator = _coordinator(case, folder)
-    locust: Held | None = None
+    begun_s, file = time.monotonic(), case.write()
+    coordinator = _coordinator(case)
+    locust: Watched | None = None
     try:
         _await_listening(coordinator)
         coordinator.sample()
-        locust = _locust(case, folder)
+        words = ["locust", "-f", str(Path(__file__).with_name("locustfile.py")), "--headless"]
+        words += ["--only-summary", "--html", str(case.file("locust.html")), "--stop-timeout", "1"]
+        words += ["--json-file", str(case.file("locust"))]
+        about = {CASE_VARIABLE: str(file)}
+        locust = Watched(words, case.file("locust.txt"), passed=case.asks, **about)
         while not locust.ended:
             if time.monotonic() > begun_s + most_s:
                 raise InfrastructureError(
                     f"{case.name} with {case.agents} agents took longer than {most_s:.0f} s",
                     hint="use fewer --agents, or a machine that nobody else uses",
                 )
-            if _look(coordinator, locust, asked):
+            ready, _, _ = select.select([asked], [], [], LOOK_S)
+            coordinator.sample()
+            locust.sample()
+            if ready and os.read(asked, 64):
                 coordinator.close()
-                coordinator = _coordinator(case, folder, "--adopt", after=coordinator)
+                before, coordinator = coordinator.samples, _coordinator(case, "--adopt")
+                coordinator.samples = before
             elif coordinator.ended:
-                raise InfrastructureError(
-                    f"the coordinator ended: {coordinator.said()}", hint="see its output"
-                )
+                said = coordinator.said()
+                raise InfrastructureError(f"the coordinator ended: {said}", hint="see its output")
     finally:
-        for held in (locust, coordinator):
-            if held is not None:
-                held.close()
+        for process in (locust, coordinator):
+            if process is not None:
+                process.close()
     try:
-        found = json.loads(Path(case.out).read_text())
+        found = json.loads(case.file("found.json").read_text())
     except (OSError, ValueError) as error:
-        raise InfrastructureError(
-            f"Locust noted nothing: {locust.said()}", hint=f"see {folder}"
-        ) from error
+        why = f"Locust noted nothing: {locust.said()}"
+        raise InfrastructureError(why, hint=f"see {case.folder}") from error
     made = results(
         case,
         found,
-        events=folder / "events",
+        events=case.file("events"),
         coordinator=coordinator.samples,
         agents=locust.samples,
         wall_s=time.monotonic() - begun_s,
     )
-    (folder / "results.json").write_text(json.dumps(made, indent=1) + "\n")
+    case.file("results.json").write_text(json.dumps(made, indent=1) + "\n")
     return made
 
 
-def _look(coordinator: Held, locust: Held, asked: int) -> bool:
-    """Wait for a moment and sample both; whether Locust asks for a restart."""
-    poll = select.poll()
-    poll.register(asked, select.POLLIN)
-    poll.register(locust.pidfd, select.POLLIN)
-    ready = [fd for fd, _ in poll.poll(LOOK_S * 1000)]
-    coordinator.sample()
-    locust.sample()
-    return asked in ready and bool(os.read(asked, 64))
-
-
-def _coordinator(case: Case, folder: Path, *more: str, after: Held | None = None) -> Held:
-    """Start the coordinator of a case; ``after``: the one before, whose samples it continues."""
-    script = folder / "train.py"
+def _coordinator(case: Case, *more: str) -> Watched:
+    script = case.file("train.py")
     script.write_text('"""The script that the ranks would run."""\n')
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.control_plane.coordinator",
-        case.probe,
+    words = [
+        *("benchmarks.control_plane.coordinator", str(case.file("probe"))),
         *("--ranks", str(case.agents * case.ranks), "--nodes", str(case.agents)),
-        *("--listen", f"{case.host}:{case.port}", "--token-file", case.token),
+        *("--listen", f"{HOST}:{case.port}", "--token-file", str(case.file("token"))),
         *("--strategy", "drop-replica", "--param", "rejoin=false", "--device", "cpu"),
-        *("--verify-every", "0", "--hang-timeout", "30", "--events", str(folder / "events")),
+        *("--verify-every", "0", "--hang-timeout", "30", "--events", str(case.file("events"))),
         *more,
-        str(script),
     ]
-    held = Held(command, folder / "coordinator.txt", environment=_environment())
-    held.samples = after.samples if after is not None else []
-    return held
+    return Watched([*words, str(script)], case.file("coordinator.txt"))
 
 
-def _locust(case: Case, folder: Path) -> Held:
-    command = [
-        *(sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--only-summary"),
-        *("--html", str(folder / "locust.html"), "--json-file", str(folder / "locust")),
-        *("--stop-timeout", "1"),
-    ]
-    environment = _environment() | {CASE_VARIABLE: str(folder / "case.json")}
-    return Held(command, folder / "locust.txt", environment=environment, passed=[case.asks])
-
-
-def _environment() -> dict[str, str]:
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return dict(os.environ) | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-
-
-def _await_listening(coordinator: Held) -> None:
+def _await_listening(coordinator: Watched) -> None:
     """Until it says that it awaits its agents. Raises InfrastructureError."""
     until_s = time.monotonic() + LISTENS_LIMIT_S
-    poll = select.poll()
-    poll.register(coordinator.pidfd, select.POLLIN)
     while "are to dial" not in coordinator.said():
-        if poll.poll(50) or time.monotonic() > until_s:
-            raise InfrastructureError(
-                f"the coordinator does not listen: {coordinator.said()}", hint="see its output"
-            )
+        if coordinator.ended or time.monotonic() > until_s:
+            said = coordinator.said()
+            why = f"the coordinator does not listen: {said}"
+            raise InfrastructureError(why, hint="see its output")
+        time.sleep(0.05)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.control_plane.load",
-        description="The real coordinator under the load of simulated node agents.",
-    )
+    parser = options(__doc__)
     add = parser.add_argument
     add("--agents", type=int, default=64, help="node agents (default 64)")
     add("--ranks", type=int, default=8, help="ranks of each (default 8)")
-    add("--case", choices=tuple(CASES), default="steady", help="what happens (default steady)")
+    add("--case", choices=CASES, default="steady", help="what happens (default steady)")
     add("--ramp", type=float, help="agents started a second (default: all in 10 s, 20 at least)")
     add("--rack", type=int, default=32, help="agents in a rack (default 32, half of all at most)")
     add("--beat", type=float, default=1.0, help="seconds between heartbeats (default 1)")
@@ -179,44 +197,50 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def case_of(given: argparse.Namespace, name: str, agents: int, folder: Path, asks: int) -> Case:
-    """The case that the options describe. Raises ScenarioError for sizes that make none."""
-    if agents < 2 or given.ranks < 1:
-        raise ScenarioError(
-            f"{agents} agents of {given.ranks} ranks", hint="2 agents of 1, or more"
-        )
-    token = folder / "token"
-    token.write_text(secrets.token_hex(32))
-    token.chmod(0o600)
-    return Case(
-        name=name,
-        agents=agents,
-        ranks=given.ranks,
-        ramp=given.ramp or max(20.0, agents / 10),
-        rack=max(1, min(given.rack, agents // 2)),
-        beat_s=given.beat,
-        step_s=given.beat,
-        steady_s=given.steady,
-        hold_s=given.hold,
-        limit_s=given.limit,
-        host=HOST,
-        port=free_port(),
-        token=str(token),
-        probe=str(folder / "probe"),
-        out=str(folder / "found.json"),
-        asks=asks,
-    )
+def allow_files(agents: int) -> None:
+    """Raise the limit of open files of this process, and those that it starts, so that a connection
+    for each agent fits. Raises MissingCapability where the hard limit is too low.
+    """
+    wanted = agents + SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        if hard != resource.RLIM_INFINITY and hard < wanted:
+            raise MissingCapability(
+                f"{agents} agents need {wanted} open files, and the hard limit is {hard}",
+                hint="raise it (ulimit -Hn), or take fewer --agents",
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def run(given: argparse.Namespace, name: str, agents: int, *, most_s: float) -> dict[str, Any]:
     """Play one case at one size in a new folder. Raises ChaosError."""
+    if agents < 2 or given.ranks < 1:
+        hint = "2 agents of 1, or more"
+        raise ScenarioError(f"{agents} agents of {given.ranks} ranks", hint=hint)
     allow_files(agents)
     folder = (given.out / f"{name}-{agents}-{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}").resolve()
     folder.mkdir(parents=True)
+    (folder / "token").touch(0o600)
+    (folder / "token").write_text(secrets.token_hex(32))
     asked, asks = os.pipe()
     try:
-        case = case_of(given, name, agents, folder, asks)
-        return play(case, folder, asked, most_s=most_s)
+        with socket.create_server((HOST, 0)) as free:
+            port = int(free.getsockname()[1])
+        case = Case(
+            name=name,
+            agents=agents,
+            ranks=given.ranks,
+            ramp=given.ramp or max(20.0, agents / 10),
+            rack=max(1, min(given.rack, agents // 2)),
+            beat_s=given.beat,
+            steady_s=given.steady,
+            hold_s=given.hold,
+            limit_s=given.limit,
+            port=port,
+            folder=str(folder),
+            asks=asks,
+        )
+        return play(case, asked, most_s=most_s)
     finally:
         os.close(asked)
         os.close(asks)
@@ -252,16 +276,19 @@ def run_all(given: argparse.Namespace, found: list[dict[str, Any]]) -> None:
 
 def failed(name: str, agents: int, ranks: int, why: str) -> dict[str, Any]:
     """The results of a case that could not be played."""
-    return {
-        "case": name,
-        "agents": agents,
-        "ranks": agents * ranks,
-        "problem": why.partition("\n")[0][:200],
-        "latency_ms": {},
-        "traffic": None,
-        "coordinator": None,
-        "false_deaths": 0,
-    }
+    about = {"case": name, "agents": agents, "ranks": agents * ranks, "false_deaths": 0}
+    nothing: dict[str, Any] = {"latency_ms": {}, "traffic": None, "coordinator": None}
+    return {**about, **nothing, "problem": why.partition("\n")[0][:200]}
+
+
+def write(page: Path, found: Sequence[dict[str, Any]], on: str) -> None:
+    """Put date, commit, machine, goals and table into a page. Raises ScenarioError."""
+    said = f"{datetime.now(UTC):%Y-%m-%d}, commit {commit_of()}; {on}."
+    text = "\n\n".join(("", said, goals(found), rows(found), ""))
+    try:
+        page.write_text(placed(text, page.read_text(), BEGIN, END))
+    except OSError as error:
+        raise ScenarioError(f"cannot write {page}: {error.strerror}") from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -272,8 +299,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if find_spec("locust") is None:
             raise MissingCapability("Locust is not installed", hint="pip install '.[load]'")
-        if given.write is not None and not given.write.is_file():
-            raise ScenarioError(f"no page {given.write}")
+        if given.write is not None:
+            placed("", given.write.read_text() if given.write.is_file() else "", BEGIN, END)
         if given.all:
             run_all(given, found)
         else:
@@ -284,21 +311,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted: what was played is kept", file=sys.stderr)
     if given.write is not None and found:
-        write(given.write, found, on=on, commit=commit_of(ROOT))
+        write(given.write, found, on)
     print(rows(found) if given.all else json.dumps(found, indent=1))
     played = bool(found) and len(found) == (len(ALL) if given.all else 1)
     good = all(not each["problem"] and not each["false_deaths"] for each in found)
     return EXIT_PASS if played and good else EXIT_FAIL
-
-
-def commit_of(root: Path) -> str:
-    """The commit of a checkout, short, and whether it was changed since; "unknown" elsewhere."""
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=8"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return done.stdout.strip()
 
 
 if __name__ == "__main__":

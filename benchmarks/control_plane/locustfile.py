@@ -19,9 +19,10 @@ from benchmarks.control_plane.agents import Counted, SimulatedAgent, SimulatedJo
 from benchmarks.control_plane.cases import CASE_VARIABLE, Case
 from benchmarks.control_plane.coordinator import RECORD, records
 from benchmarks.control_plane.director import Director
+from benchmarks.control_plane.load import HOST
 
 CASE = Case.read(Path(os.environ[CASE_VARIABLE]))
-TOKEN = bytes.fromhex(Path(CASE.token).read_text())
+TOKEN = bytes.fromhex(CASE.file("token").read_text())
 TAIL_S = 0.5
 AT_ONCE = 32  # notes of the probe, 25 us each
 locust.stats.CONSOLE_STATS_INTERVAL_SEC = 10
@@ -38,7 +39,7 @@ def _agent(node: int) -> SimulatedAgent:
     return SimulatedAgent(
         node,
         JOB,
-        address=(CASE.host, CASE.port),
+        address=(HOST, CASE.port),
         token=TOKEN,
         wait=_wait,
         pause=gevent.sleep,
@@ -47,7 +48,7 @@ def _agent(node: int) -> SimulatedAgent:
     )
 
 
-JOB = SimulatedJob(step_s=CASE.step_s)
+JOB = SimulatedJob(step_s=CASE.beat_s)
 TRAFFIC = Counted()
 DIRECTOR = Director(CASE, JOB, TRAFFIC, pause=gevent.sleep, agent=_agent)
 _numbers = itertools.count()
@@ -71,18 +72,14 @@ class NodeAgentUser(User):  # type: ignore[misc]  # Locust has no types
             gevent.sleep(1.0)
             return
         if agent.link is None:
-            self._register()
+            dialled_s = time.monotonic()
+            for why in agent.dial():
+                DIRECTOR.dial_failures[why] += 1
+            while not agent.welcome and agent.link is not None and not agent.ended:
+                agent.serve(time.monotonic() + CASE.beat_s)
+            if agent.welcome:
+                DIRECTOR.registered(agent, 1000 * (time.monotonic() - dialled_s))
         agent.serve(time.monotonic() + CASE.beat_s)
-
-    def _register(self) -> None:
-        agent, dialled_s = self.agent, time.monotonic()
-        for why in agent.dial():
-            DIRECTOR.dial_failures[why] += 1
-        while not agent.welcome and agent.link is not None and not agent.ended:
-            agent.serve(time.monotonic() + CASE.beat_s)
-        if agent.welcome:
-            took_ms = 1000 * (time.monotonic() - dialled_s)
-            DIRECTOR.registered(agent, took_ms, self.environment)
 
 
 class CaseShape(LoadTestShape):  # type: ignore[misc]  # Locust has no types
@@ -93,28 +90,34 @@ class CaseShape(LoadTestShape):  # type: ignore[misc]  # Locust has no types
         return None if DIRECTOR.done else (CASE.agents, CASE.ramp)
 
 
-def _tail(environment: Any) -> None:
+def _tail() -> None:
     """Report the heartbeats that the coordinator's probe has noted since."""
     offset = 0
     while True:
         gevent.sleep(TAIL_S)
         try:
-            with open(CASE.probe, "rb") as probe:
+            with CASE.file("probe").open("rb") as probe:
                 probe.seek(offset)
                 data = probe.read()
         except OSError:
             continue
         offset += len(data) - len(data) % RECORD.size
-        for number, (kind, node, at_s, took_ms) in enumerate(records(data), 1):
-            DIRECTOR.heartbeat(kind, node, at_s, took_ms, environment)
+        for number, record in enumerate(records(data), 1):
+            DIRECTOR.heartbeat(*record)
             if not number % AT_ONCE:
                 gevent.sleep(0)  # else the agents would answer nobody for up to a tenth of a second
 
 
 @events.test_start.add_listener  # type: ignore[untyped-decorator]
 def _begin(environment: Any, **_: Any) -> None:
-    gevent.spawn(_tail, environment)
-    gevent.spawn(DIRECTOR.play, environment)
+    def request(kind: str, took_ms: float) -> None:
+        about: dict[str, Any] = {"response_length": 0, "exception": None, "context": {}}
+        fire = environment.events.request.fire
+        fire(request_type="agent", name=kind, response_time=took_ms, **about)
+
+    DIRECTOR.request = request
+    gevent.spawn(_tail)
+    gevent.spawn(DIRECTOR.play)
 
 
 @events.quitting.add_listener  # type: ignore[untyped-decorator]

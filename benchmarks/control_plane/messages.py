@@ -8,7 +8,6 @@ end. Times the number of nodes they are the least that a mass failure can take.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import socket
 import time
@@ -18,20 +17,16 @@ from statistics import median
 
 from msgspec import structs
 
+from benchmarks.harness import markdown, options
 from trainchaos.recovery.nodes.link import protocol
 from trainchaos.recovery.nodes.link.link import Link, Post
 from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.wire import Abort, Join, Joined, Message, Parked
 
-ROUNDS = 1500
 RANKS = 8  # of a node
 NOW_NS = 10**13
 ORDERS = (
-    (
-        "leave",
-        Abort(generation=1),
-        Parked(generation=1, step=17, valid=True, why="aborted"),
-    ),
+    ("leave", Abort(generation=1), Parked(generation=1, step=17, valid=True, why="aborted")),
     (
         "join",
         Join(generation=2, rank=0, world=16128, store_port=1, timeout_s=60.0),
@@ -41,21 +36,12 @@ ORDERS = (
 
 
 class Pair:
-    """A coordinator's end and an agent's. ``spent``: seconds of processor time of each act, by
-    name.
-    """
+    """A coordinator's end and an agent's."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         self.link, self.agents = Link(ours, b"k", agent=False), Link(theirs, b"k", agent=True)
         self.outbox, self.post = Post(limit=1 << 20), Post(limit=1 << 20)
-        self.spent: dict[str, list[float]] = defaultdict(list)
-
-    def measure(self, what: str, act: Callable[..., object], *arguments: object) -> None:
-        """Do something, and note how long it took."""
-        begun = time.process_time()
-        act(*arguments)
-        self.spent[what].append(time.process_time() - begun)
 
     def order(self, message: Message, first: int) -> None:
         """Tell the ranks of the node, numbered from ``first``."""
@@ -70,9 +56,7 @@ class Pair:
         letters = []
         for parcel in self.agents.take():
             self.post.accept(parcel)
-            letters += [
-                (process, structs.replace(answer)) for process, _ in parcel.frame.messages()
-            ]
+            letters += [(name, structs.replace(answer)) for name, _ in parcel.frame.messages()]
         assert len(letters) == RANKS, "each rank is told once"
         for frame in protocol.Heard.of(letters):
             self.post.add(frame)
@@ -104,40 +88,41 @@ def measured(rounds: int) -> dict[str, float]:
     """Medians, microseconds of processor time for one node of RANKS ranks. Meanwhile no search for
     reference cycles runs, of which a coordinator has few.
     """
+    spent, pair = defaultdict[str, list[float]](list), Pair()
+
+    def timed(what: str, act: Callable[..., object], *arguments: object) -> None:
+        begun = time.process_time()
+        act(*arguments)
+        spent[what].append(time.process_time() - begun)
+
     searched = gc.isenabled()
     gc.disable()
     try:
-        pair = _played(rounds)
+        for number in range(rounds):
+            for name, order, answer in ORDERS:
+                timed(f"{name}: the coordinator orders", pair.order, order, number * RANKS)
+                timed(f"{name}: the agent answers", pair.obey, answer)
+                timed(f"{name}: the coordinator hears", pair.hear)
+            timed("ping", pair.ping)
+            pair.say(protocol.Pong(sent_ns=NOW_NS, received_ns=NOW_NS, answered_ns=NOW_NS))
+            timed("its answer", pair.hear)
+            marks = {f"w{rank}": Mark(1, 17, "forward", 1, NOW_NS, 17, 0) for rank in range(RANKS)}
+            pair.say(protocol.Beat(time_ns=NOW_NS, marks=marks, states={}))
+            timed("a report of marks", pair.hear)
     finally:
         if searched:
             gc.enable()
-    return {what: 1e6 * median(times) for what, times in pair.spent.items()}
-
-
-def _played(rounds: int) -> Pair:
-    pair = Pair()
-    for number in range(rounds):
-        for name, order, answer in ORDERS:
-            pair.measure(f"{name}: the coordinator orders", pair.order, order, number * RANKS)
-            pair.measure(f"{name}: the agent answers", pair.obey, answer)
-            pair.measure(f"{name}: the coordinator hears", pair.hear)
-        pair.measure("ping", pair.ping)
-        pair.say(protocol.Pong(sent_ns=NOW_NS, received_ns=NOW_NS, answered_ns=NOW_NS))
-        pair.measure("its answer", pair.hear)
-        marks = {f"w{rank}": Mark(1, 17, "forward", 1, NOW_NS, 17, 0) for rank in range(RANKS)}
-        pair.say(protocol.Beat(time_ns=NOW_NS, marks=marks, states={}))
-        pair.measure("a report of marks", pair.hear)
-    return pair
+    return {what: 1e6 * median(times) for what, times in spent.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser = options(__doc__)
+    parser.add_argument("--rounds", type=int, default=1500)
     rounds = parser.parse_args(arguments).rounds
-    print(f"| of one node with {RANKS} ranks (n={rounds}) | processor time, us |\n| --- | --- |")
-    for what, micros in measured(rounds).items():
-        print(f"| {what} | {micros:.0f} |")
+    rows = [[what, f"{micros:.0f}"] for what, micros in measured(rounds).items()]
+    of = f"of one node with {RANKS} ranks (n={rounds})"
+    print(markdown([of, "processor time, us"], rows))
 
 
 if __name__ == "__main__":

@@ -23,91 +23,54 @@ REST_STEPS = 4  # between an incident and the next
 EVERY = 3  # steps between checkpoints
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class GpuRow:
-    """A job of the recovery table. ``spares``: besides ``ranks``; ``gpus``: at least; ``shards``:
-    of the model; ``backend``, ``params``: see ``recovery.run``.
+    """A job of the recovery table. ``where``: in words; ``gpus``: at least; ``shards``: of the
+    model; ``backend``, ``params``: see ``recovery.run``.
     """
 
-    name: str
     strategy: str
-    ranks: int
-    spares: int = 0
+    where: str
+    params: tuple[str, ...] = ()
+    ranks: int = 2
     gpus: int = 1
     shards: int = 1
     backend: str = "auto"
-    params: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of its row."""
+        return f"{' '.join((self.strategy, *self.params))}, {self.where}"
+
+    @property
+    def spares(self) -> int:
+        """Besides its ranks."""
+        return int(self.strategy == "hot-spare")
+
+    def why_not(self, gpus: int, device: str) -> str:
+        """Why it cannot be run here; else empty."""
+        if self.backend == "nccl" and device == "cpu":
+            return "NCCL needs a GPU"
+        if self.gpus > gpus:
+            return f"it needs {self.gpus} GPUs, there {'is' if gpus == 1 else 'are'} {gpus}"
+        return ""
 
 
+LIVE, REHEARSED = ("sync=live",), ("sync=live", "rehearse=true")
+GLOO, SOCKETS = "two ranks on one GPU (gloo)", "two ranks on one GPU (NCCL over sockets)"
+APART = "one rank a GPU (NCCL)"
 ROWS = (
-    GpuRow(name="hot-spare, two ranks on one GPU (gloo)", strategy="hot-spare", ranks=2, spares=1),
-    GpuRow(
-        name="hot-spare sync=live, two ranks on one GPU (gloo)",
-        strategy="hot-spare",
-        ranks=2,
-        spares=1,
-        params=("sync=live",),
-    ),
-    GpuRow(
-        name="hot-spare sync=live rehearse=true, two ranks on one GPU (gloo)",
-        strategy="hot-spare",
-        ranks=2,
-        spares=1,
-        params=("sync=live", "rehearse=true"),
-    ),
-    GpuRow(name="drop-replica, two ranks on one GPU (gloo)", strategy="drop-replica", ranks=2),
-    GpuRow(
-        name="checkpoint-restart, two ranks on one GPU (gloo)",
-        strategy="checkpoint-restart",
-        ranks=2,
-    ),
-    GpuRow(
-        name="checkpoint-restart, a model in two shards on one GPU (gloo)",
-        strategy="checkpoint-restart",
-        ranks=2,
-        shards=2,
-    ),
-    GpuRow(
-        name="hot-spare, two ranks on one GPU (NCCL over sockets)",
-        strategy="hot-spare",
-        ranks=2,
-        spares=1,
-        backend="nccl",
-    ),
-    GpuRow(
-        name="hot-spare sync=live rehearse=true, two ranks on one GPU (NCCL over sockets)",
-        strategy="hot-spare",
-        ranks=2,
-        spares=1,
-        backend="nccl",
-        params=("sync=live", "rehearse=true"),
-    ),
-    GpuRow(
-        name="drop-replica, two ranks on one GPU (NCCL over sockets)",
-        strategy="drop-replica",
-        ranks=2,
-        backend="nccl",
-    ),
-    GpuRow(
-        name="checkpoint-restart, two ranks on one GPU (NCCL over sockets)",
-        strategy="checkpoint-restart",
-        ranks=2,
-        backend="nccl",
-    ),
-    GpuRow(
-        name="checkpoint-restart, one rank a GPU (NCCL)", strategy="checkpoint-restart", ranks=1
-    ),
-    GpuRow(
-        name="hot-spare, one rank a GPU (NCCL)", strategy="hot-spare", ranks=2, spares=1, gpus=3
-    ),
-    GpuRow(name="drop-replica, one rank a GPU (NCCL)", strategy="drop-replica", ranks=2, gpus=2),
-    GpuRow(
-        name="checkpoint-restart, a model in two shards, one a GPU (NCCL)",
-        strategy="checkpoint-restart",
-        ranks=2,
-        gpus=2,
-        shards=2,
-    ),
+    *(GpuRow("hot-spare", GLOO, params) for params in ((), LIVE, REHEARSED)),
+    GpuRow("drop-replica", GLOO),
+    GpuRow("checkpoint-restart", GLOO),
+    GpuRow("checkpoint-restart", "a model in two shards on one GPU (gloo)", shards=2),
+    *(GpuRow("hot-spare", SOCKETS, params, backend="nccl") for params in ((), REHEARSED)),
+    GpuRow("drop-replica", SOCKETS, backend="nccl"),
+    GpuRow("checkpoint-restart", SOCKETS, backend="nccl"),
+    GpuRow("checkpoint-restart", APART, ranks=1),
+    GpuRow("hot-spare", APART, gpus=3),
+    GpuRow("drop-replica", APART, gpus=2),
+    GpuRow("checkpoint-restart", "a model in two shards, one a GPU (NCCL)", gpus=2, shards=2),
 )
 
 
@@ -131,8 +94,7 @@ class GpuJob:
     """A job under ``recovery.run``, followed by its event logs."""
 
     def __init__(self, row: GpuRow, folder: Path, device: str, size: str, batch: int) -> None:
-        self._events = folder / "events"
-        self._output = (folder / "output").open("wb")
+        self.row, self._events, self._said = row, folder / "events", folder / "output"
         self._tails: dict[str, EventLogTail] = {}
         self.commits: list[Event] = []
         self.failures: list[Event] = []
@@ -140,46 +102,37 @@ class GpuJob:
         self.ready: set[str] = set()
         self.gone: set[str] = set()
         self.synced: set[str] = set()
-        command = [
-            sys.executable,
-            "-m",
-            "trainchaos.recovery.run",
-            "--ranks",
-            str(row.ranks),
-            "--shards",
-            str(row.shards),
-            "--strategy",
-            row.strategy,
-            *(["--spares", str(row.spares)] if row.strategy == "hot-spare" else []),
-            *(word for param in row.params for word in ("--param", param)),
-            "--device",
-            device,
-            "--backend",
-            row.backend,
-            "--events",
-            str(self._events),
-            "--logs",
-            str(folder / "logs"),
-            "--checkpoint-dir",
-            str(folder / "checkpoints"),
-            "--every",
-            str(EVERY),
-            "--keep",
-            "1",
-            str(ROOT / "benchmarks" / "gpu" / "train.py"),
-            size,
-            str(batch),
-        ]
+        options = {
+            "ranks": row.ranks,
+            "shards": row.shards,
+            "strategy": row.strategy,
+            "device": device,
+            "backend": row.backend,
+            "events": self._events,
+            "logs": folder / "logs",
+            "checkpoint-dir": folder / "checkpoints",
+            "every": EVERY,
+            "keep": 1,
+            **({"spares": row.spares} if row.spares else {}),
+        }
+        words = [f"--{name}={value}" for name, value in options.items()]
+        words += [f"--param={param}" for param in row.params]
+        script = [str(ROOT / "benchmarks" / "gpu" / "train.py"), size, str(batch)]
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-        )
-        self._folder = folder
+        with self._said.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "trainchaos.recovery.run", *words, *script],
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def done(self) -> int:
+        """The newest step that a rank has committed."""
+        return max((event.step or 0 for event in self.commits), default=0)
 
     def look(self) -> None:
         """Read events written since. Raises JobFailed if the job has ended."""
@@ -187,7 +140,7 @@ class GpuJob:
             for event in self._tails.setdefault(path.stem, EventLogTail(path)).read():
                 self._note(event)
         if self._process.poll() is not None:
-            words = (self._folder / "output").read_text(errors="replace").strip().splitlines()
+            words = self._said.read_text(errors="replace").strip().splitlines()
             raise JobFailed(f"it ended with {self._process.returncode}: {' / '.join(words[-3:])}")
 
     def _note(self, event: Event) -> None:
@@ -206,32 +159,21 @@ class GpuJob:
         elif event.kind is Kind.PROCESS_EXITED:
             self.gone.add(event.data["process"])
 
-    def until(self, row: GpuRow, step: int, until_s: float) -> None:
-        """Wait for a step of all ranks, with every spare ready. Raises JobFailed if it does not
-        come in time.
-        """
-        limit_s = min(until_s, time.monotonic() + STEP_LIMIT_S)
-        while not self._at(row, step):
-            if time.monotonic() > limit_s:
-                raise JobFailed(f"step {step} did not come in time")
-            time.sleep(0.01)
-            self.look()
-
-    def _at(self, row: GpuRow, step: int) -> bool:
+    def at(self, step: int) -> bool:
+        """Whether all ranks have committed a step, and every spare is ready."""
+        row, ready = self.row, self.ready - self.gone
         members = {
             event.actor
             for event in self.commits
             if (event.step or 0) >= step and event.data["world"] == row.ranks
         }
-        ready = self.ready - self.gone
         if len(members) < row.ranks or len(ready) < row.ranks + row.spares:
             return False
-        waiting = ready - members
-        return "sync=live" not in row.params or len(waiting & self.synced) >= row.spares
+        return not row.params or len((ready - members) & self.synced) >= row.spares
 
     def members(self) -> list[str]:
         """Processes that committed the newest step, by rank."""
-        newest = max(event.step or 0 for event in self.commits)
+        newest = self.done
         found = {event.data["rank"]: event.actor for event in self.commits if event.step == newest}
         return [found[rank] for rank in sorted(found)]
 
@@ -247,16 +189,23 @@ class GpuJob:
             os.close(descriptor)
         return moment
 
+    def step_times(self) -> list[float]:
+        """Seconds between neighbouring commits of one process, incidents left out."""
+        commits = sorted(self.commits, key=lambda event: (event.actor, event.time_ns))
+        return [
+            (after.time_ns - before.time_ns) / 1e9
+            for before, after in itertools.pairwise(commits)
+            if (before.actor, before.generation) == (after.actor, after.generation)
+        ]
+
     def end(self) -> None:
         """Interrupt the job, and make sure that it ended."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(END_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait(END_LIMIT_S)
-        self._output.close()
+        self._process.terminate()
+        try:
+            self._process.wait(END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(END_LIMIT_S)
 
 
 def play(row: GpuRow, device: str, size: str, batch: int, until_s: float) -> GpuMeasured:
@@ -266,63 +215,38 @@ def play(row: GpuRow, device: str, size: str, batch: int, until_s: float) -> Gpu
         job = GpuJob(row, Path(folder), device, size, batch)
         try:
             for number in range(INCIDENTS):
-                done = max((event.step or 0 for event in job.commits), default=0)
-                job.until(row, done + REST_STEPS, until_s)
-                _incident(job, row, number, until_s, measured)
+                _incident(job, number, until_s, measured)
         except JobFailed as error:
             measured.note = str(error)
         finally:
-            measured.steps = _steps(job)
+            measured.steps = job.step_times()
             job.end()
     return measured
 
 
-def _incident(job: GpuJob, row: GpuRow, number: int, until_s: float, measured: GpuMeasured) -> None:
-    """Kill a rank, and wait for the first new step."""
-    members = job.members()
-    failures = len(job.failures)
-    before = max(event.step or 0 for event in job.commits)
+def _incident(job: GpuJob, number: int, until_s: float, measured: GpuMeasured) -> None:
+    """Once the job trains, kill a rank, and wait for the first new step. Raises JobFailed if one of
+    these does not come in time.
+    """
+    step, limit_s = job.done + REST_STEPS, min(until_s, time.monotonic() + STEP_LIMIT_S)
+    while not job.at(step):
+        if time.monotonic() > limit_s:
+            raise JobFailed(f"step {step} did not come in time")
+        time.sleep(0.01)
+        job.look()
+    members, failures, before = job.members(), len(job.failures), job.done
     moment = job.kill(members[number % len(members)])
     limit_s = min(until_s, time.monotonic() + STEP_LIMIT_S)
     while True:
         job.look()
-        # Other ranks may still have committed the step in progress when the rank was killed.
-        later = [e for e in job.commits if (e.step or 0) > before and e.time_ns > moment]
-        if (
-            later
-            and len(job.failures) > failures
-            and later[-1].time_ns > job.failures[failures].time_ns
-        ):
-            break
+        if len(job.failures) > failures:
+            found = job.failures[failures].time_ns
+            # Other ranks may still have committed the step in progress when the rank was killed.
+            new = [e.time_ns for e in job.commits if (e.step or 0) > before and e.time_ns > found]
+            if new:
+                break
         if time.monotonic() > limit_s:
             raise JobFailed(f"no new step after incident {number + 1}")
         time.sleep(0.005)
-    found = job.failures[failures].time_ns
-    new = min(e.time_ns for e in later if e.time_ns > found)
     measured.detected.append((found - moment) / 1e9)
-    measured.recovered.append((new - moment) / 1e9)
-
-
-def _steps(job: GpuJob) -> list[float]:
-    """Seconds between neighbouring commits of one process, incidents left out."""
-    times: dict[str, list[Event]] = {}
-    for event in job.commits:
-        times.setdefault(event.actor, []).append(event)
-    return [
-        (after.time_ns - before.time_ns) / 1e9
-        for events in times.values()
-        for before, after in itertools.pairwise(events)
-        if before.generation == after.generation
-    ]
-
-
-# ---- the page
-
-
-def why_not(row: GpuRow, gpus: int, device: str) -> str:
-    """Why a job cannot be run here; else empty."""
-    if row.backend == "nccl" and device == "cpu":
-        return "NCCL needs a GPU"
-    if row.gpus > gpus:
-        return f"it needs {row.gpus} GPUs, there {'is' if gpus == 1 else 'are'} {gpus}"
-    return ""
+    measured.recovered.append((min(new) - moment) / 1e9)

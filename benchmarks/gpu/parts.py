@@ -21,7 +21,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from benchmarks.gpu.model import BATCH, LENGTHS, make_model, make_optimizer, tokens_of
+from benchmarks.gpu.train import BATCH, LENGTHS, loss_of, make_model, make_optimizer, tokens_of
 from trainchaos.chaos.faults.replica_desync import ReplicaDesync
 from trainchaos.chaos.faults.tensor_corrupt import TensorCorrupt
 from trainchaos.harness.rank.shims.tensors import TensorShim
@@ -33,24 +33,21 @@ from trainchaos.recovery.state.fingerprint import fingerprint
 from trainchaos.recovery.state.state import TrainState
 
 ROUNDS = {"cuda": 10, "cpu": 3}
-STEPS = {"cuda": 20, "cpu": 5}
+STEPS, WARM = {"cuda": 20, "cpu": 5}, 3
 SPIN_CYCLES = 3_000_000_000  # a kernel of a second or two
 LIMIT_S = 60.0
 Figures = dict[str, Any]
 
 
-def wait_for(device: torch.device) -> None:
-    """Wait until the device has finished all its work."""
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
-
-
 def timed(device: torch.device, act: Callable[[], Any]) -> float:
     """Seconds until the device has finished the work of ``act``."""
-    wait_for(device)
+    stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+    if stream:
+        stream.synchronize()
     since_s = time.perf_counter()
     act()
-    wait_for(device)
+    if stream:
+        stream.synchronize()
     return time.perf_counter() - since_s
 
 
@@ -149,42 +146,30 @@ def _steps(device: torch.device, size: str, group: Group) -> Figures:
     model, plain = make_model(size).to(device), make_model(size).to(device)
     reducer = GradientReducer(model, max_world=2, entering=lambda _: None)
     reducer.new_generation(group)
-    optimizers = {
-        True: make_optimizer(list(model.parameters())),
-        False: make_optimizer(list(plain.parameters())),
-    }
-    tokens = tokens_of(range(BATCH[size]), LENGTHS[size]).to(device)
-
-    def loss_of(which: nn.Module) -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            logits = which(tokens[:, :-1])
-        return nn.functional.cross_entropy(
-            logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum"
-        )
+    optimizer, plain_optimizer = (make_optimizer(list(m.parameters())) for m in (model, plain))
+    tokens = tokens_of(range(BATCH), LENGTHS[size]).to(device)
 
     def ours() -> None:
         reducer.begin()
-        loss = loss_of(model)
+        loss = loss_of(model, tokens)
         reducer.expect()
         loss.backward()
         reduced = reducer.finish(rank=0, loss_sum=loss.detach(), count=len(tokens))
         reducer.clip(reduced.grad_norm, 1.0)
-        optimizers[True].step()
+        optimizer.step()
 
     def theirs() -> None:
-        optimizers[False].zero_grad(set_to_none=False)
-        loss = loss_of(plain) / len(tokens)
+        plain_optimizer.zero_grad(set_to_none=False)
+        loss = loss_of(plain, tokens) / len(tokens)
         loss.backward()
         nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
-        optimizers[False].step()
+        plain_optimizer.step()
 
     figures: Figures = {"plain_step_s": [], "step_s": []}
-    for number in range(STEPS[device.type] + 3):
-        for name, step in (("plain_step_s", theirs), ("step_s", ours)):
-            seconds = timed(device, step)
-            if number >= 3:
-                figures[name].append(seconds)
-    return figures
+    for _ in range(STEPS[device.type] + WARM):
+        figures["plain_step_s"].append(timed(device, theirs))
+        figures["step_s"].append(timed(device, ours))
+    return {name: times[WARM:] for name, times in figures.items()}
 
 
 def state(device: torch.device, size: str) -> Figures:
@@ -217,7 +202,7 @@ def faults(device: torch.device, size: str) -> Figures:
                 TensorCorrupt(surface=surface, op=op), surface, device
             )
     landed["replica-desync"] = _lands(ReplicaDesync(), "parameter", device)
-    return {"landed": landed, "where": [device.type]}
+    return {"landed": landed}
 
 
 def _lands(fault: Any, surface: str, device: torch.device) -> bool:
@@ -226,7 +211,8 @@ def _lands(fault: Any, surface: str, device: torch.device) -> bool:
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 4)).to(device)
     held = TrainState(model, make_optimizer(list(model.parameters())), None, seed=1)
     shim, inputs = TensorShim(SimpleNamespace(state=held)), torch.randn(4, 8, device=device)  # type: ignore[arg-type]
-    _one_step(held, inputs)
+    held.model(inputs).square().sum().backward()
+    held.apply(0.0)  # so that the optimizer has state
     said: list[bool] = []
     later: list[Callable[[], None]] = []
     spoil: list[Callable[[Tensor], Tensor]] = []
@@ -268,12 +254,6 @@ def _lands(fault: Any, surface: str, device: torch.device) -> bool:
     return any(said) or any(seen)
 
 
-def _one_step(held: TrainState, inputs: Tensor) -> None:
-    """Take one step, so that the optimizer has state."""
-    held.model(inputs).square().sum().backward()
-    held.apply(0.0)
-
-
 def main() -> None:
     """See the module."""
     part, name, size = sys.argv[1:]
@@ -282,12 +262,7 @@ def main() -> None:
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(1)
-    known: dict[str, Callable[[torch.device, str], Figures]] = {
-        "machine": machine,
-        "nccl": nccl,
-        "state": state,
-        "faults": faults,
-    }
+    known = {act.__name__: act for act in (machine, nccl, state, faults)}
     print(json.dumps(known[part](device, size)))
 
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import tarfile
 import tempfile
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.harness import markdown
 from trainchaos.chaos.events.log import Kind, Log, read_log
 from trainchaos.recovery.health.detector import Alarm, Detector
 from trainchaos.recovery.health.job_detectors import (
@@ -38,11 +40,13 @@ DETECTORS = (
 
 @dataclass(kw_only=True)
 class Played:
-    """Of several runs: ``alarms`` of each detector, and the time of all series of ranks."""
+    """Of several runs: ``alarms`` of each detector, the time of all series of ranks, faults, and
+    how long after some of them a hang was alarmed of.
+    """
 
     runs: int = 0
     hours: float = 0.0
-    alarms: dict[str, int] = field(default_factory=dict)
+    alarms: Counter[str] = field(default_factory=Counter)
     hangs_s: list[float] = field(default_factory=list)
     hung: int = 0
 
@@ -103,68 +107,43 @@ def alarms_of(log: Log) -> dict[str, list[tuple[Alarm, float]]]:
     return found
 
 
-def play(root: Path) -> Mapping[str, Played]:
-    """Family of faults -> what was found in its runs, of an unpacked archive of a comparison."""
-    families: dict[str, Played] = {}
-    for path in sorted(root.rglob("*.faulted/orchestrator.jsonl")):
-        log = read_log(path.parent)
-        family = path.relative_to(root).parts[1].partition(".")[2]
-        family = "control" if family.startswith("control") else family
-        played = families.setdefault(family, Played())
-        steps = [event.time_ns for event in log.of(Kind.STEP_REPORTED)]
-        if not steps:
-            continue
-        ranks = len({event.data["rank"] for event in log.of(Kind.STEP_REPORTED)})
-        played.runs += 1
-        played.hours += ranks * (max(steps) - min(steps)) / NS / 3600
-        found = alarms_of(log)
-        for what, alarms in found.items():
-            played.alarms[what] = played.alarms.get(what, 0) + len(alarms)
-        _hangs(log, found["hang"], played)
-    return families
-
-
-def _hangs(log: Log, alarms: Sequence[tuple[Alarm, float]], played: Played) -> None:
-    for event in log.of(Kind.FAULT_INJECTED):
-        began_s = event.time_ns / NS
-        played.hung += 1
-        after = [now_s - began_s for _, now_s in alarms if now_s >= began_s]
-        if after:
-            played.hangs_s.append(min(after))
-
-
-def unpacked(archives: Sequence[Path]) -> Mapping[str, Played]:
-    """Of several archives together."""
-    total: dict[str, Played] = {}
+def played(archives: Sequence[Path]) -> Mapping[str, Played]:
+    """Family of faults -> what was found in its runs, of several archives of comparisons."""
+    families: dict[str, Played] = defaultdict(Played)
     for archive in archives:
         with tempfile.TemporaryDirectory() as directory:
             with tarfile.open(archive) as packed:
                 packed.extractall(directory, filter="data")
-            for family, one in play(Path(directory)).items():
-                all_of = total.setdefault(family, Played())
-                all_of.runs += one.runs
-                all_of.hours += one.hours
-                all_of.hung += one.hung
-                all_of.hangs_s += one.hangs_s
-                for what, count in one.alarms.items():
-                    all_of.alarms[what] = all_of.alarms.get(what, 0) + count
-    return total
+            for path in sorted(Path(directory).rglob("*.faulted/orchestrator.jsonl")):
+                family = path.relative_to(directory).parts[1].partition(".")[2]
+                family = "control" if family.startswith("control") else family
+                _add(read_log(path.parent), families[family])
+    return families
+
+
+def _add(log: Log, to: Played) -> None:
+    reports = log.of(Kind.STEP_REPORTED)
+    steps = [event.time_ns for event in reports]
+    if not steps:
+        return
+    to.runs += 1
+    ranks = len({event.data["rank"] for event in reports})
+    to.hours += ranks * (max(steps) - min(steps)) / NS / 3600
+    found = alarms_of(log)
+    to.alarms.update({what: len(alarms) for what, alarms in found.items()})
+    for event in log.of(Kind.FAULT_INJECTED):
+        began_s = event.time_ns / NS
+        to.hung += 1
+        after = [now_s - began_s for _, now_s in found["hang"] if now_s >= began_s]
+        to.hangs_s += [min(after)] if after else []
 
 
 def table(found: Mapping[str, Played]) -> str:
     """A row for each family, as Markdown."""
     head = ["runs with", "n", "rank-hours", "faults with a hang alarm", "after, s: median"]
-    head += ["loss-spike", "hang, all"]
-    rows = [head, ["---"] * len(head)]
-    for family, one in sorted(found.items()):
-        rows.append(
-            [
-                family,
-                str(one.runs),
-                f"{one.hours:.2f}",
-                f"{len(one.hangs_s)} of {one.hung}",
-                f"{median(one.hangs_s):.2f}" if one.hangs_s else "-",
-                *(str(one.alarms.get(w, 0)) for w in ("loss-spike", "hang")),
-            ]
-        )
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    rows = []
+    for family, of in sorted(found.items()):
+        cells = [family, of.runs, f"{of.hours:.2f}", f"{len(of.hangs_s)} of {of.hung}"]
+        cells.append(f"{median(of.hangs_s):.2f}" if of.hangs_s else "-")
+        rows.append([*cells, of.alarms["loss-spike"], of.alarms["hang"]])
+    return markdown([*head, "loss-spike", "hang, all"], rows)

@@ -1,19 +1,93 @@
 """Readings as a monitor gives them: a list each second, of a healthy job or of one in which
-something is wrong from some moment on.
+something is wrong from some moment on. Its noise is heavy-tailed, autocorrelated and drifting, with
+a warm-up, bursts and missing samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy
 
-from benchmarks.health.noise import Rng, Weather, kept, positive, related_noise
 from trainchaos.recovery.health.readings import JOB, Place, Reading
 
+Array = numpy.ndarray
+Rng = numpy.random.Generator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weather:
+    """One sort of null. ``related``: first-order autocorrelation; ``drift``: amplitude of an hourly
+    wave, relative; ``missing``: share of samples that are lost; ``bursts``: share of samples at
+    which a burst of up to 8 samples begins; ``warm_up``: the first 200 samples are larger, up to
+    three times.
+    """
+
+    name: str
+    related: float = 0.0
+    drift: float = 0.0
+    missing: float = 0.0
+    bursts: float = 0.0
+    warm_up: bool = False
+
+
+WEATHERS = (
+    Weather(name="heavy tails"),
+    Weather(name="autocorrelated", related=0.5, warm_up=True),
+    Weather(name="all at once", related=0.3, drift=0.05, missing=0.02, bursts=0.002, warm_up=True),
+)
+
+
+def student(rng: Rng, n: int, related: float = 0.0) -> Array:
+    """Student's t with 3 degrees of freedom, of scale 1, as innovations of an autoregression."""
+    noise = rng.standard_t(3, n)
+    return related_noise(noise, related)
+
+
+def related_noise(noise: Array, related: float) -> Array:
+    """An autoregression of first order, of the innovations' scale: a sum of as many powers as are
+    more than a thousandth.
+    """
+    if related == 0.0:
+        return noise
+    total, power, lag = noise.copy(), related, 1
+    while power > 1e-3 and lag < len(noise):
+        total[lag:] += power * noise[:-lag]
+        power, lag = power * related, lag + 1
+    return total * numpy.sqrt(1.0 - related * related)
+
+
+def positive(rng: Rng, n: int, scale: float, weather: Weather, *, slow: bool = True) -> Array:
+    """Values around 1, at least 0.05. ``slow``: bursts and warm-up make them larger (times);
+    otherwise smaller (rates).
+    """
+    values = 1.0 + scale * student(rng, n, weather.related)
+    if weather.drift:
+        phase = rng.uniform(0.0, 2.0 * numpy.pi)
+        values *= 1.0 + weather.drift * numpy.sin(
+            phase + 2.0 * numpy.pi * numpy.arange(n) / 90_000.0
+        )
+    factor = numpy.ones(n)
+    if weather.bursts:
+        for start in numpy.flatnonzero(rng.random(n) < weather.bursts):
+            factor[start : start + int(rng.integers(1, 9))] *= rng.uniform(1.1, 3.0)
+    if weather.warm_up:
+        factor[:200] *= 1.0 + 2.0 * numpy.exp(-numpy.arange(min(n, 200)) / 50.0)
+    values = values * factor if slow else values / factor
+    return numpy.maximum(values, 0.05)
+
+
+def kept(rng: Rng, n: int, weather: Weather) -> Array:
+    """Which samples are not lost: single ones, and a second of them now and then."""
+    there = rng.random(n) >= weather.missing
+    if weather.missing:
+        for start in numpy.flatnonzero(rng.random(n) < weather.missing / 500.0):
+            there[start : start + 25] = False
+    return there
+
+
 STEP_S = 0.04
-POLL_S = 1.0
 PER_POLL = 25
 RANKS = 8
 Poll = tuple[Sequence[Reading], float]
@@ -26,6 +100,21 @@ class Plant:
     size: float
     onset_s: float
     whose: int = 3
+
+
+DEVICES = [Place(rank, None, f"cuda:{rank}") for rank in range(RANKS)]
+
+
+def _devices(
+    rng: Rng, weather: Weather, second: int, metric: str, values: Iterable[float], unit: str
+) -> Poll:
+    """What each device says, as far as it is not lost."""
+    readings = [
+        Reading(where, metric, float(value), unit, float(second))
+        for where, value in zip(DEVICES, values, strict=True)
+        if not weather.missing or rng.random() >= weather.missing
+    ]
+    return readings, float(second)
 
 
 def ranks(rng: Rng, weather: Weather, seconds: int, plant: Plant | None) -> Iterator[Poll]:
@@ -106,7 +195,7 @@ def _series(
             ]
         if len(places) > 1:
             readings.sort(key=lambda one: one.time_s)
-        yield readings, (second + 1) * POLL_S
+        yield readings, second + 1.0
 
 
 def commits(rng: Rng, weather: Weather, seconds: int, plant: Plant | None) -> Iterator[Poll]:
@@ -119,7 +208,7 @@ def commits(rng: Rng, weather: Weather, seconds: int, plant: Plant | None) -> It
     times = numpy.cumsum(took)
     first = 0
     for second in range(seconds):
-        now_s = (second + 1) * POLL_S
+        now_s = second + 1.0
         last = int(numpy.searchsorted(times, now_s))
         readings = []
         for step in range(first, last):
@@ -146,7 +235,6 @@ def memory_errors(rng: Rng, weather: Weather, seconds: int, plant: Plant | None)
     chances = numpy.tile(usual, (2, 1))
     if plant is not None:
         chances[1, plant.whose] = plant.size * max(1.0, usual[plant.whose])
-    places = [Place(rank, None, f"cuda:{rank}") for rank in range(RANKS)]
     for second in range(seconds):
         late = plant is not None and second >= plant.onset_s
         hits = rng.random(RANKS) < chances[int(late)] / 3600.0
@@ -154,15 +242,7 @@ def memory_errors(rng: Rng, weather: Weather, seconds: int, plant: Plant | None)
         if not hits.any() and second % 10:
             continue
         counts[hits] += rng.geometric(0.2, int(hits.sum()))
-        now_s = second * POLL_S
-        yield (
-            [
-                Reading(where, "ecc_corrected_volatile", float(count), "errors", now_s)
-                for where, count in zip(places, counts, strict=True)
-                if not weather.missing or rng.random() >= weather.missing
-            ],
-            now_s,
-        )
+        yield _devices(rng, weather, second, "ecc_corrected_volatile", counts, "errors")
 
 
 def temperatures(rng: Rng, weather: Weather, seconds: int, plant: Plant | None) -> Iterator[Poll]:
@@ -178,11 +258,7 @@ def temperatures(rng: Rng, weather: Weather, seconds: int, plant: Plant | None) 
     for i in range(seconds):  # a heat sink follows the load within a minute
         value += ((1.0 if working[i] else 0.6) - value) / 60.0
         load[i] = value
-    limit = [
-        Reading(Place(rank, None, f"cuda:{rank}"), "temperature_slowdown", 87.0, "degC", 0.0)
-        for rank in range(RANKS)
-    ]
-    yield limit, 0.0
+    yield [Reading(where, "temperature_slowdown", 87.0, "degC", 0.0) for where in DEVICES], 0.0
     noise = rng.normal(0.0, 1.0, (RANKS, seconds))
     degrees = []
     for rank in range(RANKS):
@@ -192,15 +268,8 @@ def temperatures(rng: Rng, weather: Weather, seconds: int, plant: Plant | None) 
             own += numpy.clip(plant.size * (times - plant.onset_s), 0.0, 90.0 - levels[rank])
         degrees.append(numpy.round(own))
     for second in range(seconds):
-        now_s = second * POLL_S
-        yield (
-            [
-                Reading(limit[rank].where, "temperature", float(own[second]), "degC", now_s)
-                for rank, own in enumerate(degrees)
-                if not weather.missing or rng.random() >= weather.missing
-            ],
-            now_s,
-        )
+        now = [own[second] for own in degrees]
+        yield _devices(rng, weather, second, "temperature", now, "degC")
 
 
 def links(rng: Rng, weather: Weather, seconds: int, plant: Plant | None) -> Iterator[Poll]:
@@ -216,14 +285,13 @@ def links(rng: Rng, weather: Weather, seconds: int, plant: Plant | None) -> Iter
     ]
     if plant is not None:
         own[plant.whose][int(plant.onset_s) :] *= 1.0 - plant.size
-    places = [Place(rank, None, f"cuda:{rank}") for rank in range(RANKS)]
     there = [kept(rng, seconds, weather) for _ in range(RANKS)]
     for second in range(seconds):
-        now_s = second * POLL_S
+        now_s = float(second)
         yield (
             [
                 Reading(where, "nvlink_bandwidth_out", float(own[i][second]), "bytes/s", now_s)
-                for i, where in enumerate(places)
+                for i, where in enumerate(DEVICES)
                 if there[i][second]
             ],
             now_s,
@@ -236,9 +304,7 @@ def utilisations(rng: Rng, weather: Weather, seconds: int, plant: Plant | None) 
     idle.
     """
     idle = numpy.zeros(RANKS, dtype=bool)
-    places = [Place(rank, None, f"cuda:{rank}") for rank in range(RANKS)]
     for second in range(seconds):
-        now_s = second * POLL_S
         # In the long run in 2 % of the reads: begins in 1 %, and lasts for two.
         idle = numpy.where(idle, rng.random(RANKS) < 0.5, rng.random(RANKS) < 0.01)
         used = numpy.where(idle, 0.0, rng.integers(60, 101, RANKS))
@@ -246,14 +312,7 @@ def utilisations(rng: Rng, weather: Weather, seconds: int, plant: Plant | None) 
             used[:] = 0.0
         if plant is not None and second >= plant.onset_s and rng.random() < plant.size:
             used[plant.whose] = 0.0
-        yield (
-            [
-                Reading(where, "utilisation", float(used[i]), "%", now_s)
-                for i, where in enumerate(places)
-                if not weather.missing or rng.random() >= weather.missing
-            ],
-            now_s,
-        )
+        yield _devices(rng, weather, second, "utilisation", used, "%")
 
 
 def digests(rng: Rng, weather: Weather, seconds: int, plant: Plant | None) -> Iterator[Poll]:
@@ -261,7 +320,7 @@ def digests(rng: Rng, weather: Weather, seconds: int, plant: Plant | None) -> It
     differ.
     """
     for second in range(seconds):
-        now_s = (second + 1) * POLL_S
+        now_s = second + 1.0
         truth = f"{int(rng.integers(1 << 62)):016x}"
         readings = []
         for rank in rng.permutation(RANKS).tolist():

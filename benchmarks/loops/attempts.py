@@ -6,13 +6,13 @@ buffers for NaN, and its end, as a share of the step, in the same run.
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable
+from statistics import median
 
 import torch
 from torch import nn
 
+from benchmarks.harness import markdown, seconds, spread
 from trainchaos.recovery.state.state import TrainState
 
 STEPS, WARM = 40, 5
@@ -45,39 +45,29 @@ def measured(model: nn.Module, inputs: torch.Tensor) -> tuple[list[float], list[
     """Seconds of each step, and of what belongs to putting it back."""
     state = TrainState(model, torch.optim.SGD(model.parameters(), lr=1e-4), None, seed=1)
     steps, costs = [], []
-    for number in range(STEPS + WARM):
-        spent = 0.0
-
-        def timed(call: Callable[[], object]) -> None:
-            nonlocal spent
-            began = time.perf_counter()
-            call()
-            spent += time.perf_counter() - began
-
+    for _ in range(STEPS + WARM):
         began = time.perf_counter()
-        timed(state.attempt.begin)
+        spent = seconds(state.attempt.begin)
         state.optimizer.zero_grad()
         model(inputs).square().mean().backward()
-        timed(state.attempt.spoilt)
-        timed(state.attempt.applied)
+        spent += seconds(state.attempt.spoilt) + seconds(state.attempt.applied)
         state.apply(0.0)
-        if number >= WARM:
-            steps.append(time.perf_counter() - began)
-            costs.append(spent)
-    return steps, costs
+        steps.append(time.perf_counter() - began)
+        costs.append(spent)
+    return steps[WARM:], costs[WARM:]
 
 
 def main() -> None:
     """Print the table."""
-    print("| model | step, ms | put back, ms | share |\n| --- | --- | --- | --- |")
+    rows = []
     for name, model, inputs in (
         ("50 BatchNorm layers", normalised(), torch.randn(2, 64, 16, 16)),
         ("1 GB of constant buffers", Constant(), torch.randn(256, 1024)),
     ):
         steps, costs = measured(model, inputs)
-        step, cost = (statistics.median(values) * 1e3 for values in (steps, costs))
-        low, high = min(costs) * 1e3, max(costs) * 1e3
-        print(f"| {name} | {step:.1f} | {cost:.3f} ({low:.3f} to {high:.3f}) | {cost / step:.2%} |")
+        share = median(costs) / median(steps)
+        rows.append([name, f"{median(steps) * 1e3:.1f}", spread(costs, 3, 1e3), f"{share:.2%}"])
+    print(markdown(["model", "step, ms", "put back, ms", "share"], rows))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
-"""What one rank of a bare loop does whatever wraps its model: no recovery, no logging. Prints its
-step times as JSON.
+"""One rank of a bare loop: DistributedDataParallel, or FSDP2's own mesh of replicas and shards; no
+recovery, no logging. Prints its step times as JSON.
+
+    python -m benchmarks.loops.bare FOLDER RANK WORLD STEPS CORPUS SHARDS
 """
 
 from __future__ import annotations
@@ -13,9 +15,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from trainchaos.harness.launch.workload import BuildContext, Trainable
 from trainchaos.harness.workloads.gpt import Gpt
+from trainchaos.recovery.collectives.sharding import default_units
 from trainchaos.recovery.data import order
 
 BATCH = 16
@@ -23,18 +29,40 @@ BATCH = 16
 Loss = Callable[[Sequence[int]], torch.Tensor]
 
 
-def run(wrap: Callable[[Trainable, int], Loss]) -> None:
-    """Train, then end the process. ``wrap``: given the workload and the world size, wraps the model
-    and returns the mean loss of some samples. Arguments: folder for the rendezvous file, rank,
-    world, steps, corpus; ``wrap`` may read more.
-    """
-    folder, rank, world, steps, corpus = sys.argv[1], *map(int, sys.argv[2:5]), Path(sys.argv[5])
+def replicated(trainable: Trainable) -> Loss:
+    """The loss goes through the wrapper, so that its hooks see the forward pass."""
+    wrapped = DistributedDataParallel(trainable.model)
+
+    def loss_of(ids: Sequence[int]) -> torch.Tensor:
+        batch = trainable.load(ids)
+        logits = wrapped(batch[:, :-1])
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+
+    return loss_of
+
+
+def sharded(trainable: Trainable, world: int, shards: int) -> Loss:
+    """Shard the model in place."""
+    model = trainable.model
+    mesh = init_device_mesh("cpu", (world // shards, shards), mesh_dim_names=("replicas", "shards"))
+    for module in [*default_units(model), model]:
+        fully_shard(module, mesh=mesh if world > shards else mesh["shards"])
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)  # gloo only supports sums
+    return lambda ids: trainable.loss(trainable.load(ids)) / len(ids)
+
+
+def main() -> None:
+    """Train, then end the process."""
+    folder, corpus = sys.argv[1], Path(sys.argv[5])
+    rank, world, steps, shards = (int(sys.argv[place]) for place in (2, 3, 4, 6))
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     store = dist.FileStore(f"{folder}/store", world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     trainable = Gpt().build(BuildContext(data=corpus, device="cpu", seed=1, steps=steps))
-    loss_of = wrap(trainable, world)
+    loss_of = replicated(trainable) if shards == 1 else sharded(trainable, world, shards)
     optimizer, scheduler = trainable.optimizer, trainable.scheduler
     samples = (corpus.stat().st_size - 1) // 64
     part = order.share(rank, world, BATCH)
@@ -54,3 +82,7 @@ def run(wrap: Callable[[Trainable, int], Loss]) -> None:
     print(json.dumps(times), flush=True)
     # Exit without destroying the gloo group, which could wait for peers that already exited.
     os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

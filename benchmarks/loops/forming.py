@@ -6,13 +6,10 @@ with new members (``_reconfigure``), in turns.
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
 import platform
-import statistics
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.harness import markdown, options, seconds, spread
 from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.policy.jobconfig import LOOPBACK
 from trainchaos.recovery.process.local import start_store
@@ -30,25 +28,27 @@ LIMIT_S = 60.0
 WARM = 3  # rounds that are not counted
 
 
-class Meeting:
-    """Ranks that begin each round together. ``store``: where they meet."""
-
-    def __init__(self, store: dist.Store, rank: int, ranks: int) -> None:
-        self._store, self._rank, self._ranks = store, rank, ranks
-
-    def share(self, key: str, value: str) -> list[str]:
-        """What each rank says, by rank, once all have said it."""
-        self._store.set(f"{key}/{self._rank}", value)
-        keys = [f"{key}/{rank}" for rank in range(self._ranks)]
-        self._store.wait(keys, timedelta(seconds=LIMIT_S))
-        return [self._store.get(one).decode() for one in keys]
+Share = Callable[[str, str], list[str]]
+"""What each rank says under a key, by rank, once all have said it."""
 
 
-def ours(rank: int, ranks: int, port: int) -> Callable[[int, Meeting], float]:
+def meeting(store: dist.Store, rank: int, ranks: int) -> Share:
+    """Ranks that begin each round together, and meet in a store."""
+
+    def share(key: str, value: str = "") -> list[str]:
+        store.set(f"{key}/{rank}", value)
+        keys = [f"{key}/{of}" for of in range(ranks)]
+        store.wait(keys, timedelta(seconds=LIMIT_S))
+        return [store.get(key).decode() for key in keys]
+
+    return share
+
+
+def ours(rank: int, ranks: int, port: int) -> Callable[[int, Share], float]:
     """Forms the group of a new generation; the one before is left first."""
     held: list[Group] = []
 
-    def form(number: int, meeting: Meeting) -> float:
+    def form(number: int, share: Share) -> float:
         for group in held:
             group.leave()
         held.clear()
@@ -61,17 +61,14 @@ def ours(rank: int, ranks: int, port: int) -> Callable[[int, Meeting], float]:
             timeout_s=LIMIT_S,
             check=lambda: None,
         )
-        meeting.share(f"ours-{number}", "")
-        since_s = time.perf_counter()
-        group.form()
-        took_s = time.perf_counter() - since_s
+        share(f"ours-{number}", "")
         held.append(group)
-        return took_s
+        return seconds(group.form)
 
     return form
 
 
-def torchs(rank: int, ranks: int, store: dist.Store) -> Callable[[int, Meeting], float]:
+def torchs(rank: int, ranks: int, store: dist.Store) -> Callable[[int, Share], float]:
     """Gives torch's default group the same members anew; it is aborted first."""
     dist.init_process_group(
         "gloo",
@@ -84,13 +81,11 @@ def torchs(rank: int, ranks: int, store: dist.Store) -> Callable[[int, Meeting],
     c10d: Any = dist
     group: Any = dist.group.WORLD
 
-    def form(number: int, meeting: Meeting) -> float:
+    def form(number: int, share: Share) -> float:
         if number > 1:
             group.abort()
-        handles = meeting.share(f"torch-{number}", c10d._get_reconfigure_handle())
-        since_s = time.perf_counter()
-        c10d._reconfigure(number, handles).wait()
-        return time.perf_counter() - since_s
+        handles = share(f"torch-{number}", c10d._get_reconfigure_handle())
+        return seconds(lambda: c10d._reconfigure(number, handles).wait())
 
     return form
 
@@ -98,23 +93,23 @@ def torchs(rank: int, ranks: int, store: dist.Store) -> Callable[[int, Meeting],
 def play(rank: int, ranks: int, port: int, rounds: int, into: Path) -> None:
     """One rank: each kind in each round, in turns; seconds of each go to a file."""
     store = dist.TCPStore(LOOPBACK, port, is_master=False)
-    meeting = Meeting(dist.PrefixStore("meeting", store), rank, ranks)
+    share = meeting(dist.PrefixStore("meeting", store), rank, ranks)
     kinds = {"ours": ours(rank, ranks, port)}
     if hasattr(dist, "_reconfigure"):
         kinds["torch, _reconfigure"] = torchs(rank, ranks, dist.PrefixStore("torch", store))
     took: dict[str, list[float]] = {name: [] for name in kinds}
     for number in range(1, rounds + WARM + 1):
         for name, form in kinds.items():
-            took[name].append(form(number, meeting))
-            meeting.share(f"{name}-{number}-formed", "")  # nobody leaves before all have it
+            took[name].append(form(number, share))
+            share(f"{name}-{number}-formed", "")  # nobody leaves before all have it
     (into / f"{rank}.json").write_text(json.dumps(took))
-    meeting.share("end", "")
+    share("end", "")
     os._exit(0)  # as ranks do: groups that are left need no goodbye
 
 
 def main() -> None:
     """Print the table."""
-    usage = argparse.ArgumentParser(description=__doc__)
+    usage = options(__doc__)
     usage.add_argument("--ranks", type=int, default=4)
     usage.add_argument("--rounds", type=int, default=50)
     given = usage.parse_args()
@@ -131,13 +126,12 @@ def main() -> None:
         del store
         told = [json.loads(path.read_text()) for path in sorted(Path(folder).iterdir())]
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, {platform.machine()}, gloo")
-    print(f"| {given.ranks} ranks, the slowest of each round | n | median ms | from | to |")
-    print("| --- | --- | --- | --- | --- |")
+    rows = []
     for name in told[0]:
-        slowest = [1e3 * max(times) for times in zip(*(one[name] for one in told), strict=True)]
-        counted = sorted(slowest[WARM:])
-        middle = statistics.median(counted)
-        print(f"| {name} | {len(counted)} | {middle:.1f} | {counted[0]:.1f} | {counted[-1]:.1f} |")
+        slowest = [max(times) for times in zip(*(of[name] for of in told), strict=True)][WARM:]
+        rows.append([name, len(slowest), spread(slowest, 1, 1e3)])
+    what = f"{given.ranks} ranks, the slowest of each round"
+    print(markdown([what, "n", "median ms (min to max)"], rows))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,14 @@ from trainchaos.chaos.commands._compare_output import (
     write_archive,
     write_report,
 )
-from trainchaos.chaos.commands.shared.options import PATH, QUIET, SCENARIO, complete_stack
+from trainchaos.chaos.commands.shared.options import (
+    FLAG,
+    PATH,
+    QUIET,
+    SCENARIO,
+    complete_stack,
+    option,
+)
 from trainchaos.chaos.commands.shared.say import say
 
 if TYPE_CHECKING:
@@ -42,102 +49,68 @@ _AS_GIVEN = (
     )
 )
 @click.argument("what", nargs=-1, type=SCENARIO)
-@click.option(
+@option(
     "--stacks",
-    "stacks",
+    None,
+    "Stacks to compare; default: all.",
     default="",
     metavar="A,B:tuned",
-    help="Stacks to compare; default: all.",
     shell_complete=complete_stack,
 )
-@click.option(
+@option(
     "--settings",
-    type=click.Choice(["default", "tuned", "both"]),
-    default="both",
-    show_default=True,
-    help="Settings of stacks given without any.",
+    click.Choice(["default", "tuned", "both"]),
+    "Settings of stacks given without any.",
+    "both",
 )
-@click.option(
-    "--repeat",
-    type=click.IntRange(1, 1000),
-    default=1,
-    show_default=True,
-    help="Number of seeds: pairs of each.",
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(0, 2**31),
-    help="First seed; default: 1, for a sweep (--tune) 9001.",
-)
-@click.option(
+@option("--repeat", click.IntRange(1, 1000), "Number of seeds: pairs of each.", 1)
+@option("--seed", click.IntRange(0, 2**31), "First seed; default: 1, for a sweep (--tune) 9001.")
+@option(
     "--name",
+    None,
+    "Name of the comparison; default: the time, with --resume the newest.",
     default="",
-    help="Name of the comparison; default: the time, with --resume the newest.",
 )
-@click.option(
-    "--runs",
-    type=PATH,
-    default=Path("runs"),
-    show_default=True,
-    help="Results are kept in RUNS/compare/NAME.",
-)
-@click.option(
+@option("--runs", PATH, "Results are kept in RUNS/compare/NAME.", Path("runs"))
+@option(
     "--deadline",
-    type=click.FloatRange(1),
-    default=120.0,
-    show_default=True,
-    help="Seconds without a new step after which a job counts as never recovered.",
+    click.FloatRange(1),
+    "Seconds without a new step after which a job counts as never recovered.",
+    120.0,
 )
-@click.option(
+@option(
     "--against",
+    None,
+    "Reference for all others; default: the first built-in.",
     default="",
     metavar="STACK",
-    help="Reference for all others; default: the first built-in.",
 )
-@click.option(
-    "--same",
-    is_flag=True,
-    help="Play the reference twice, to show the difference between equal stacks.",
-)
-@click.option(
+@option("--same", FLAG, "Play the reference twice, to show the difference between equal stacks.")
+@option(
     "--tune",
+    None,
+    "Sweep this stack's options; the best become its `tuned` settings.",
     default="",
     metavar="STACK",
-    help="Sweep this stack's options; the best become its `tuned` settings.",
 )
-@click.option(
-    "--closed", is_flag=True, help="Require the closed division (docs/benchmark-rules.md), or stop."
-)
-@click.option(
+@option("--closed", FLAG, "Require the closed division (docs/benchmark-rules.md), or stop.")
+@option(
     "--without",
+    None,
+    "Leave a stack out of a family; may be repeated.",
     multiple=True,
     metavar="STACK:FAMILY",
-    help="Leave a stack out of a family; may be repeated.",
 )
-@click.option(
-    "--archive", type=PATH, help="Also pack plan, event logs and results into this .tar.xz."
+@option("--archive", PATH, "Also pack plan, event logs and results into this .tar.xz.")
+@option("--price", click.FloatRange(0), "Price of one GPU hour, to state the cost of a failure.")
+@option("--currency", None, "Currency of --price.", "USD")
+@option("--resume", FLAG, "Play what is missing; without WHAT, as it was planned.")
+@option("--anew", FLAG, "Start again; the comparison of this name is kept under another.")
+@option(
+    "--accept-changes", FLAG, "Resume although the code or the machine changed; the report says so."
 )
-@click.option(
-    "--price",
-    type=click.FloatRange(0),
-    help="Price of one GPU hour, to state the cost of a failure.",
-)
-@click.option("--currency", default="USD", show_default=True, help="Currency of --price.")
-@click.option(
-    "--resume", is_flag=True, help="Play what is missing; without WHAT, as it was planned."
-)
-@click.option(
-    "--anew", is_flag=True, help="Start again; the comparison of this name is kept under another."
-)
-@click.option(
-    "--accept-changes",
-    is_flag=True,
-    help="Resume although the code or the machine changed; the report says so.",
-)
-@click.option("--skip-missing", is_flag=True, help="Leave out stacks that are not installed.")
-@click.option(
-    "--dry-run", is_flag=True, help="Show what would be done, and how long it would take."
-)
+@option("--skip-missing", FLAG, "Leave out stacks that are not installed.")
+@option("--dry-run", FLAG, "Show what would be done, and how long it would take.")
 @QUIET
 def compare(what: tuple[Path, ...], **options: Any) -> int:
     """Compare recovery stacks under the same faults, or stored runs.

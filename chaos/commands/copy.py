@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from trainchaos.chaos.commands.shared.options import PATH
+from trainchaos.chaos.commands.shared.options import FLAG, PATH, option
 from trainchaos.chaos.commands.shared.say import say
 
 
@@ -21,7 +21,7 @@ def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 @click.command()
 @click.argument("name", shell_complete=_names)
 @click.argument("directory", type=PATH, default=Path("."))
-@click.option("--force", is_flag=True, help="Replace files that are there.")
+@option("--force", FLAG, "Replace files that are there.")
 def copy(name: str, directory: Path, force: bool) -> None:
     """Copy builtin:NAME into DIRECTORY: a scenario with those it extends, an example
     (builtin:examples/NAME) or a template (builtin:templates/NAME).

@@ -9,64 +9,40 @@ from typing import Literal
 import click
 
 from trainchaos.chaos import errors
-from trainchaos.chaos.commands.shared.options import build_catalogue
+from trainchaos.chaos.commands.shared.options import FLAG, build_catalogue, option
 from trainchaos.chaos.commands.shared.quantities import span
 from trainchaos.chaos.commands.shared.say import say
 
 
 @click.command()
-@click.option(
+@option(
     "--what",
-    type=click.Choice(["recovery", "judge"]),
-    default="recovery",
-    show_default=True,
-    help="What to search for defects: the recovery stack, or judging of logs.",
+    click.Choice(["recovery", "judge"]),
+    "What to search for defects: the recovery stack, or judging of logs.",
+    "recovery",
 )
-@click.option("--strategy", metavar="NAME", help="Only this recovery strategy.  [default: all]")
-@click.option(
-    "--budget",
-    type=span(),
-    default="60s",
-    show_default=True,
-    help="How long to search: 90s, 5m, 1h.",
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Seed of the search.",
-)
-@click.option(
-    "--jobs",
-    type=click.IntRange(1, 256),
-    default=1,
-    show_default=True,
-    help="Parallel search processes.",
-)
-@click.option(
+@option("--strategy", None, "Only this recovery strategy.  [default: all]", metavar="NAME")
+@option("--budget", span(), "How long to search: 90s, 5m, 1h.", "60s")
+@option("--seed", click.IntRange(0), "Seed of the search.", 0)
+@option("--jobs", click.IntRange(1, 256), "Parallel search processes.", 1)
+@option(
     "--into",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("scenarios/regressions"),
-    show_default=True,
-    help="Directory for the scenarios of finds.",
+    click.Path(path_type=Path, file_okay=False),
+    "Directory for the scenarios of finds.",
+    Path("scenarios/regressions"),
 )
-@click.option(
+@option(
     "--runs",
-    type=click.IntRange(1),
-    help="Stop after this many tries per process; makes a search with a seed repeatable.",
+    click.IntRange(1),
+    "Stop after this many tries per process; makes a search with a seed repeatable.",
 )
-@click.option(
-    "--real",
-    is_flag=True,
-    help="Play scenarios with real processes on this machine, not on the simulator.",
-)
-@click.option(
+@option("--real", FLAG, "Play scenarios with real processes on this machine, not on the simulator.")
+@option(
     "--launcher",
-    type=click.Choice(["local", "agents"]),
-    help="With --real: where ranks run.  [default: local]",
+    click.Choice(["local", "agents"]),
+    "With --real: where ranks run.  [default: local]",
 )
-@click.option("--worker", hidden=True, help="Act as one process of a search; JSON.")
+@option("--worker", None, "Act as one process of a search; JSON.", hidden=True)
 def fuzz(
     what: Literal["recovery", "judge"],
     strategy: str | None,

@@ -11,10 +11,12 @@ import click
 
 from trainchaos.chaos import errors
 from trainchaos.chaos.commands.shared.options import (
+    FLAG,
     FORMAT,
     PATH,
     QUIET,
     RUN,
+    option,
     seal_options,
     together,
 )
@@ -27,49 +29,37 @@ if TYPE_CHECKING:
     from trainchaos.harness.judge.results import Results
 
 gate_options = together(
-    click.option(
-        "--baseline",
-        type=PATH,
-        metavar="FILE",
-        help="Also compare with this baseline, or run directory.",
+    option(
+        "--baseline", PATH, "Also compare with this baseline, or run directory.", metavar="FILE"
     ),
-    click.option(
-        "--tolerance",
-        "tolerances",
+    option(
+        "--tolerance tolerances",
+        None,
+        "How much worse than the baseline is tolerated; repeatable.",
         multiple=True,
         metavar="[METRIC=]20%",
-        help="How much worse than the baseline is tolerated; repeatable.",
     ),
-    click.option(
-        "--metric",
-        "metrics",
+    option(
+        "--metric metrics",
+        None,
+        "Compare this metric with the baseline; repeatable.",
         multiple=True,
         metavar="NAME",
-        help="Compare this metric with the baseline; repeatable.",
     ),
-    click.option(
-        "--other-machine",
-        is_flag=True,
-        help="Compare even with a baseline of another machine.",
-    ),
-    click.option(
+    option("--other-machine", FLAG, "Compare even with a baseline of another machine."),
+    option(
         "--looks",
-        type=click.IntRange(1, 20),
+        click.IntRange(1, 20),
+        "Planned looks at this run, with repeats added in between; each has 1/K of the level. "
+        " [default: 1]",
         metavar="K",
-        help=(
-            "Planned looks at this run, with repeats added in between; each has 1/K of the level. "
-            " [default: 1]"
-        ),
     ),
-    click.option(
-        "--allow-inconclusive",
-        is_flag=True,
-        help="Exit with 0 if nothing was shown to be broken.",
-    ),
-    click.option(
+    option("--allow-inconclusive", FLAG, "Exit with 0 if nothing was shown to be broken."),
+    option(
         "--github/--no-github",
+        None,
+        "Annotations for GitHub Actions; by default if it runs this.",
         default=None,
-        help="Annotations for GitHub Actions; by default if it runs this.",
     ),
 )
 """Of ``chaos gate`` and ``chaos run --gate``."""
@@ -112,8 +102,8 @@ def check_choices(choices: dict[str, Any]) -> None:
         "--allow-inconclusive": "allow_inconclusive",
         "--looks": "looks",
     }
-    for option in (o for o, name in needs_gate.items() if choices[name] and not choices["gate"]):
-        raise click.UsageError(f"{option} is for --gate")
+    for given in (o for o, name in needs_gate.items() if choices[name] and not choices["gate"]):
+        raise click.UsageError(f"{given} is for --gate")
     if choices["baseline"] is not None:
         from trainchaos.harness.gating.baseline import load, other_machine
         from trainchaos.harness.launch.devices import describe
@@ -293,7 +283,7 @@ def baseline() -> None:
 
 @baseline.command()
 @click.argument("run", type=RUN)
-@click.option("-o", "--output", type=PATH, help="Output file [default: baselines/<scenario>.json].")
+@option("-o --output", PATH, "Output file [default: baselines/<scenario>.json].")
 def save(run: Path, output: Path | None) -> None:
     """Judge a stored run and save its values, machine and workload in a small file."""
     from trainchaos.chaos.files import write_json

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from trainchaos.chaos import errors
-from trainchaos.chaos.commands.shared.options import PATH, build_catalogue
+from trainchaos.chaos.commands.shared.options import FLAG, PATH, build_catalogue, option
 from trainchaos.chaos.commands.shared.quantities import span
 from trainchaos.chaos.commands.shared.say import say
 
@@ -21,30 +21,23 @@ DEFAULT_FOR_S = 30.0
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@click.option(
-    "--from",
-    "run",
-    type=PATH,
+@option(
+    "--from run",
+    PATH,
+    "Tighten the limits of the scenario of this run instead, to what it observed.",
     metavar="RUN",
-    help="Tighten the limits of the scenario of this run instead, to what it observed.",
 )
-@click.option(
-    "--out", type=PATH, help="The file to write; default: chaos-NAME.yaml, by the script."
-)
-@click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
-@click.option(
-    "--for",
-    "for_s",
-    type=span(),
-    default=f"{DEFAULT_FOR_S:g}s",
-    show_default=True,
+@option("--out", PATH, "The file to write; default: chaos-NAME.yaml, by the script.")
+@option("--force", FLAG, "Overwrite the file if it exists.")
+@option(
+    "--for for_s",
+    span(),
+    "How long to watch its steps, at most; the first is waited for three times as long.",
+    f"{DEFAULT_FOR_S:g}s",
     metavar="TIME",
-    help="How long to watch its steps, at most; the first is waited for three times as long.",
 )
-@click.option("--steps", type=click.IntRange(min=1), help="How many steps it is to train.")
-@click.option(
-    "--env", "env", multiple=True, metavar="NAME=VALUE", help="A variable for it; repeatable."
-)
+@option("--steps", click.IntRange(min=1), "How many steps it is to train.")
+@option("--env", None, "A variable for it; repeatable.", multiple=True, metavar="NAME=VALUE")
 def init(
     command: tuple[str, ...],
     run: Path | None,

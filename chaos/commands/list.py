@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from trainchaos.chaos.commands.shared.options import FORMAT
+from trainchaos.chaos.commands.shared.options import FLAG, FORMAT, option
 from trainchaos.chaos.commands.shared.say import say, say_json
 
 if TYPE_CHECKING:
@@ -21,12 +21,7 @@ ALSO = {"recovery": "strategies"}  # a strategy's key in scenarios
 
 @click.command("list")
 @click.argument("kind", required=False, type=click.Choice([*KINDS, *ALSO]))
-@click.option(
-    "-v",
-    "--verbose",
-    is_flag=True,
-    help="Also show whole descriptions, and parameters with their defaults.",
-)
+@option("-v --verbose", FLAG, "Also show whole descriptions, and parameters with their defaults.")
 @FORMAT
 def list_(kind: str | None, verbose: bool, form: str) -> None:
     """List what a scenario may name: faults, strategies, workloads, launchers, checkers,

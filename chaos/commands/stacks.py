@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainchaos.chaos import errors
-from trainchaos.chaos.commands.shared.options import FORMAT, complete_stack
+from trainchaos.chaos.commands.shared.options import FLAG, FORMAT, complete_stack, option
 from trainchaos.chaos.commands.shared.say import say, say_json, say_table
 from trainchaos.chaos.units import visible
 
@@ -49,7 +49,7 @@ def list_(form: str) -> None:
 
 @stacks.command()
 @_NAMES
-@click.option("--all", "every", is_flag=True, help="Install all that are not ready.")
+@option("--all every", FLAG, "Install all that are not ready.")
 def install(names: tuple[str, ...], every: bool) -> int:
     """Create the environments of these stacks from pinned requirements; ready ones are left
     unchanged.

@@ -5,7 +5,8 @@ and when it does something else.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from trainchaos import beacon
@@ -67,11 +68,33 @@ class StepReport:
         """Say that the rank does something else, until ``train`` or the next point or step."""
         self._doing = beacon.busy(what, rank=self.rank)
 
+    @contextmanager
+    def during(self, what: str, *, saves: bool = False) -> Iterator[None]:
+        """Busy with it meanwhile; ``saves``: with the point ``saving`` first."""
+        self.busy(what)
+        try:
+            if saves:
+                self.saving()
+            yield
+        finally:
+            self.train()
+
     def train(self) -> None:
         """Say that other work is over, if there was any."""
         doing, self._doing = self._doing, None
         if doing is not None:
             doing.__exit__()
+
+
+def before(owner: Any, name: str, act: Callable[..., object]) -> None:
+    """Have ``act`` called before each call of a method, with the same arguments."""
+    method = getattr(owner, name)
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        act(*args, **kwargs)
+        return method(*args, **kwargs)
+
+    setattr(owner, name, watched)
 
 
 def samples_in(batch: Any) -> int | None:

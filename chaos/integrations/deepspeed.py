@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainchaos.chaos.integrations._hooks import ModuleHooks
-from trainchaos.chaos.integrations._report import StepReport, samples_in
+from trainchaos.chaos.integrations._report import StepReport, before, samples_in
 
 
 def watch(engine: Any) -> None:
@@ -30,11 +30,7 @@ def watch(engine: Any) -> None:
         report.batch(samples=samples_in([*args, *kwargs.values()]))
 
     ModuleHooks(engine.module, report, on_output=note)
-    backward, step, save = engine.backward, engine.step, engine.save_checkpoint
-
-    def watched_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
-        report.batch(loss=loss)
-        return backward(loss, *args, **kwargs)
+    step, save = engine.step, engine.save_checkpoint
 
     def watched_step(*args: Any, **kwargs: Any) -> Any:
         report.done = engine.global_steps
@@ -47,15 +43,8 @@ def watch(engine: Any) -> None:
 
     def watched_save(*args: Any, **kwargs: Any) -> Any:
         report.done = engine.global_steps
-        report.busy("checkpoint")
-        try:
-            report.saving()
+        with report.during("checkpoint", saves=True):
             return save(*args, **kwargs)
-        finally:
-            report.train()
 
-    engine.backward, engine.step, engine.save_checkpoint = (
-        watched_backward,
-        watched_step,
-        watched_save,
-    )
+    before(engine, "backward", lambda loss, *_, **__: report.batch(loss=loss))
+    engine.step, engine.save_checkpoint = watched_step, watched_save

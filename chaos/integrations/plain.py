@@ -65,11 +65,8 @@ class Watched:
     @contextmanager
     def busy(self, what: str) -> Iterator[None]:
         """While the loop evaluates, or does something else that takes long."""
-        self._report.busy(what)
-        try:
+        with self._report.during(what):
             yield
-        finally:
-            self._report.train()
 
     @contextmanager
     def saving(self) -> Iterator[None]:

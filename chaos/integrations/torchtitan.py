@@ -15,20 +15,14 @@ from __future__ import annotations
 from typing import Any
 
 from trainchaos.chaos.integrations._hooks import ModuleHooks
-from trainchaos.chaos.integrations._report import StepReport
+from trainchaos.chaos.integrations._report import StepReport, before
 
 
 def install() -> None:
     """Watch every trainer when its ``train`` is called."""
     from torchtitan.trainer import Trainer
 
-    train = Trainer.train
-
-    def watched_train(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        watch(trainer)
-        return train(trainer, *args, **kwargs)
-
-    Trainer.train = watched_train
+    before(Trainer, "train", lambda trainer, *_, **__: watch(trainer))
 
 
 def watch(trainer: Any) -> None:
@@ -42,14 +36,13 @@ def watch(trainer: Any) -> None:
     plain = getattr(trainer.config.training, "disable_cuda_graphs", True)
     names = ("backward", "gradient") if plain else ("gradient",)
     hooks = ModuleHooks(trainer.model_parts[0], report, names=names, early=False)
-    _watch_steps(trainer, report)
-    _watch_parts(trainer, report, hooks)
+    _watch_steps(trainer, report, hooks)
     _watch_saves(trainer, report)
 
 
-def _watch_steps(trainer: Any, report: StepReport) -> None:
-    """Each step, with the loss that is logged in it."""
-    train_step, log = trainer.train_step, trainer.metrics_processor.log
+def _watch_steps(trainer: Any, report: StepReport, hooks: ModuleHooks) -> None:
+    """Each step, its parts, and the loss that is logged in it."""
+    train_step = trainer.train_step
 
     def watched_step(*args: Any, **kwargs: Any) -> None:
         report.done = trainer.step - 1
@@ -59,27 +52,14 @@ def _watch_steps(trainer: Any, report: StepReport) -> None:
         report.batch(samples=batches)
         report.step(trainer.step)
 
-    def watched_log(step: int, loss: float, *args: Any, **kwargs: Any) -> Any:
-        report.batch(loss=loss)
-        return log(step, loss, *args, **kwargs)
-
-    trainer.train_step, trainer.metrics_processor.log = watched_step, watched_log
-
-
-def _watch_parts(trainer: Any, report: StepReport, hooks: ModuleHooks) -> None:
-    """The parts of a step."""
-    passes, optimize = trainer.forward_backward_step, trainer.optimizers.step
-
-    def watched_passes(*args: Any, **kwargs: Any) -> Any:
-        report.point("forward")
-        return passes(*args, **kwargs)
-
-    def watched_optimize(*args: Any, **kwargs: Any) -> Any:
+    def before_optimizer(*_: Any, **__: Any) -> None:
         hooks.fill()
         report.point("optimizer")
-        return optimize(*args, **kwargs)
 
-    trainer.forward_backward_step, trainer.optimizers.step = watched_passes, watched_optimize
+    trainer.train_step = watched_step
+    before(trainer.metrics_processor, "log", lambda _, loss, *__, **___: report.batch(loss=loss))
+    before(trainer, "forward_backward_step", lambda *_, **__: report.point("forward"))
+    before(trainer.optimizers, "step", before_optimizer)
 
 
 def _watch_saves(trainer: Any, report: StepReport) -> None:
@@ -90,24 +70,11 @@ def _watch_saves(trainer: Any, report: StepReport) -> None:
         due = getattr(manager, "_should_save", None)  # save() is called in each step
         if due is None or not due(curr_step, last_step):
             return save(curr_step, last_step)
-        report.busy("checkpoint")
-        try:
-            report.saving()
+        with report.during("checkpoint", saves=True):
             return save(curr_step, last_step)
-        finally:
-            report.train()
 
     manager.save = watched_save
     validator = getattr(trainer, "validator", None)
-    if validator is None:
-        return
-    validate = validator.validate
-
-    def watched_validate(*args: Any, **kwargs: Any) -> Any:
-        report.busy("evaluation")
-        try:
-            return validate(*args, **kwargs)
-        finally:
-            report.train()
-
-    validator.validate = watched_validate
+    if validator is not None:
+        validate = report.during("evaluation")
+        validator.validate = validate(validator.validate)

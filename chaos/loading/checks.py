@@ -18,6 +18,7 @@ from trainchaos.chaos.loading.explain import valid, validate
 from trainchaos.chaos.loading.faultchecks import Setting, check_fault, check_together
 from trainchaos.chaos.loading.placechecks import check_limits
 from trainchaos.chaos.scenario.catalogue import Catalogue
+from trainchaos.chaos.scenario.forms import in_seconds
 from trainchaos.chaos.scenario.model import (
     RETIRED_INVARIANTS,
     BlastRadius,
@@ -29,11 +30,8 @@ from trainchaos.chaos.scenario.parallelism import MeshShape
 from trainchaos.chaos.scenario.sla import (
     ClauseError,
     parse_clause,
-    parse_duration,
-    parse_stop,
     samples_needed,
 )
-from trainchaos.chaos.scenario.steady import parse_steady
 from trainchaos.chaos.schedule.blast import NO_COSTS
 from trainchaos.chaos.schedule.plan import most_occurrences
 from trainchaos.chaos.source.diagnostics import Loc, Problem, unknown
@@ -45,37 +43,25 @@ ALWAYS_JUDGED = ("progress", "finished", "expectation", "alarms", "preflight", "
 def normalise(
     tree: Mapping[str, Any], catalogue: Catalogue
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """A copy with ``size`` in ``params`` and all durations (plugin parameters ``..._s`` too) in
-    seconds.
+    """A copy with ``size`` in ``params``, times of plugins (parameters ``..._s``) in seconds, and
+    what differs for a command.
     """
     out = copy.deepcopy(dict(tree))
     problems: list[Problem] = []
-    for index, fault in enumerate(_items(out.get("faults"))):
-        loc: Loc = ("faults", index)
-        if isinstance(fault, dict):
-            problems += _seconds(fault, ("duration",), loc)
-            problems += _trigger_seconds(fault.get("at"), (*loc, "at"))
-            problems += _seconds(
-                fault.get("params"), _timed(catalogue.faults, fault.get("kind")), (*loc, "params")
-            )
-    for key, kinds in (("workload", catalogue.workloads), ("launcher", catalogue.launchers)):
-        section = out.get(key)
-        if isinstance(section, dict):
-            problems += _seconds(
-                section.get("params"), _timed(kinds, section.get("kind")), (key, "params")
-            )
-    recovery = out.get("recovery")
-    if isinstance(recovery, dict):
-        names = _timed(catalogue.strategies, recovery.get("strategy"))
-        problems += _seconds(recovery, names, ("recovery",))
-        problems += _seconds(recovery.get("params"), names, ("recovery", "params"))
-    problems += _seconds(
-        out.get("workload"), ("progress_deadline", "start_deadline"), ("workload",)
-    )
-    workload = out.get("workload")
-    if isinstance(workload, dict):
-        problems += _seconds(workload.get("evaluate"), ("takes",), ("workload", "evaluate"))
-    problems += _seconds(out.get("timeouts"), ("hang", "park", "join"), ("timeouts",))
+    holders: list[tuple[Any, Loc, str, Mapping[str, type[BaseModel]]]] = [
+        (fault, ("faults", index), "kind", catalogue.faults)
+        for index, fault in enumerate(_items(out.get("faults")))
+    ]
+    holders += [
+        (out.get("workload"), ("workload",), "kind", catalogue.workloads),
+        (out.get("launcher"), ("launcher",), "kind", catalogue.launchers),
+        (out.get("recovery"), ("recovery",), "strategy", catalogue.strategies),
+    ]
+    for holder, loc, key, kinds in holders:
+        if isinstance(holder, dict) and isinstance(name := holder.get(key), str) and name in kinds:
+            if key == "strategy":
+                problems += _seconds(holder, kinds[name], loc)
+            problems += _seconds(holder.get("params"), kinds[name], (*loc, "params"))
     problems += _merge_size(out.get("workload"))
     commandchecks.of_commands(out)
     return out, problems
@@ -107,8 +93,6 @@ def check_cell(tree: Mapping[str, Any], catalogue: Catalogue) -> list[Problem]:
         problems += check_limits(setting.given, setting.topology)
     problems += _sla(tree, catalogue)
     problems += _invariants(tree.get("invariants"), catalogue.checkers)
-    problems += _stops(tree.get("stop_conditions"))
-    problems += _steady(tree.get("steady_state"))
     return problems
 
 
@@ -138,30 +122,18 @@ def _items(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _timed(kinds: Mapping[str, type[BaseModel]], name: Any) -> tuple[str, ...]:
-    model = kinds.get(name) if isinstance(name, str) else None
-    return tuple(field for field in model.model_fields if field.endswith("_s")) if model else ()
-
-
-def _trigger_seconds(at: Any, loc: Loc) -> list[Problem]:
-    problems = _seconds(at, ("time", "mtbf"), loc)
-    if isinstance(at, dict):
-        problems += _seconds(at.get("weibull"), ("mean",), (*loc, "weibull"))
-    return problems
-
-
-def _seconds(section: Any, names: tuple[str, ...], loc: Loc) -> list[Problem]:
-    problems = []
-    for name in names if isinstance(section, dict) else ():
-        value = section.get(name)
-        if not isinstance(value, str | int | float) or isinstance(value, bool):
+def _seconds(params: Any, model: type[BaseModel], loc: Loc) -> Iterator[Problem]:
+    """Times as numbers, whole ones as whole numbers, which a parameter may need."""
+    for name in model.model_fields if isinstance(params, dict) else ():
+        value = params.get(name)
+        if not name.endswith("_s") or isinstance(value, bool | list | dict | None):
             continue
         try:
-            section[name] = parse_duration(value)
+            seconds = in_seconds(value)
+            params[name] = int(seconds) if seconds % 1 == 0 else seconds
         except ClauseError as error:
-            problems.append(Problem((*loc, name), str(error), word=error.word))
-            section[name] = 1.0  # a valid value, so that the models do not report it again
-    return problems
+            yield Problem((*loc, name), str(error), word=error.word)
+            params[name] = 1.0  # a valid value, so that the models do not report it again
 
 
 def _merge_size(workload: Any) -> list[Problem]:
@@ -369,25 +341,3 @@ def _invariants(raw: Any, checkers: Collection[str]) -> Iterator[Problem]:
                 "fault-landed cannot be left out: a run whose fault did not land proves nothing"
             )
             yield Problem((*base, index), message)
-
-
-def _stops(raw: Any) -> Iterator[Problem]:
-    for index, condition in enumerate(_items(raw)):
-        text = condition.get("when") if isinstance(condition, dict) else None
-        if isinstance(text, str):
-            try:
-                parse_stop(text)
-            except ClauseError as error:
-                yield Problem(("stop_conditions", index, "when"), str(error), word=error.word)
-
-
-def _steady(raw: Any) -> Iterator[Problem]:
-    for index, check in enumerate(_items(raw)):
-        loc: Loc = ("steady_state", index)
-        if isinstance(check, dict):
-            check, loc = check.get("check"), (*loc, "check")
-        if isinstance(check, str):
-            try:
-                parse_steady(check)
-            except ClauseError as error:
-                yield Problem(loc, str(error), word=error.word)

@@ -11,45 +11,10 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from trainchaos.chaos.scenario.sla import nearest
 from trainchaos.chaos.source.diagnostics import Loc, Problem, unknown
 
 M = TypeVar("M", bound=BaseModel)
 
-# Fields that take one of several forms: what to write, in one sentence instead of one complaint per
-# form.
-_FORMS: Mapping[str, str] = {
-    "duration": "seconds (2.5 or '2.5s') or {steps: n}",
-    "select": "one, all, minority, majority, {count: n} or {percent: n}",
-    "retrigger": "once, every_attempt or {max: n}",
-    "checkpoint": "latest or {step: n}",
-    "trace": "the name of a CSV or JSON file",
-    "invariants": "default, observable, a list of checker names, or {leave_out: [names]}",
-    "progress": "beacon, {regex: '...'} or {preset: name}",
-    "parallelism": (
-        "ddp, fsdp, {hsdp: {replicas: R, shards: S}}, or a mesh: {replicate: R, shard: S,"
-        " pipeline: P, context: C, tensor: T}"
-    ),
-}
-# Model of one form of such a field -> the key that identifies it.
-_TELLING: Mapping[str, str] = {
-    "StepsDuration": "steps",
-    "CountTarget": "count",
-    "PercentTarget": "percent",
-    "MaxRetrigger": "max",
-    "CheckpointTargetSpec": "step",
-    "TraceSpec": "file",
-    "Hybrid": "hsdp",
-    "MeshShape": "replicate",
-    "RegexProgress": "regex",
-    "PresetProgress": "preset",
-}
-_RIVALS = (
-    frozenset({"count", "percent"}),
-    frozenset({"regex", "preset"}),
-    frozenset({"hsdp", "replicate"}),
-)
-"""Keys of forms of one field."""
 _UNITS = ("s sec second seconds", "ms milliseconds", "m min minute minutes", "h hour hours")
 _UNIT_WORDS: Mapping[str, str] = {
     word: words.split()[0] for words in _UNITS for word in words.split()
@@ -97,7 +62,7 @@ def valid(model: type[M], tree: Any) -> M | None:
 def explain(
     errors: Sequence[Any], model: type[BaseModel], tree: Any, base: Loc = ()
 ) -> list[Problem]:
-    """Each error as a Problem; the several errors of one union are merged into one."""
+    """Each error as a Problem."""
     problems: dict[tuple[Loc, str], Problem] = {}
     for error in errors[:_MOST_EXPLAINED]:
         problem = _explain_one(error, model, tree, base)
@@ -139,17 +104,7 @@ def at(tree: Any, loc: Sequence[str | int]) -> Any:
 def _explain_one(
     error: Mapping[str, Any], model: type[BaseModel], tree: Any, base: Loc
 ) -> Problem | None:
-    kind, raw = error["type"], error["loc"]
-    form = _form(raw, tree)
-    if form is not None:
-        place, chosen = form
-        if not chosen:
-            name = str(place[-1])
-            value = at(tree, place)
-            message = f"{name} needs {_FORMS[name]}, not {_show(value)}{_instead(name, value)}"
-            return Problem((*base, *place), message)
-        if not _about_form(raw[len(place)], at(tree, place)):
-            return None
+    kind, raw, context = error["type"], error["loc"], error.get("ctx") or {}
     loc = settle(tree, raw)
     full = (*base, *loc)
     if kind == "extra_forbidden":
@@ -163,7 +118,7 @@ def _explain_one(
         # a model's own check names the field it complains about first
         first = message.split(" ", 1)[0]
         full = (*full, first) if first in value else full
-    return Problem(full, message)
+    return Problem(full, message, word=str(getattr(context.get("error"), "word", "")))
 
 
 def _unknown_key(model: type[BaseModel], raw: Sequence[str | int]) -> str:
@@ -187,7 +142,7 @@ def _message(error: Mapping[str, Any], name: str, value: Any) -> str:
     stem = kind.split("_")[0]
     if kind in _BOUNDS:
         word, key = _BOUNDS[kind]
-        return f"{name} must be {word} {context[key]:g}, not {value}"
+        return f"{name} must be {word} {context[key]:g}, not {error['input']}"
     if kind in ("literal_error", "enum"):
         expected = str(context.get("expected", ""))
         choices = _QUOTED.findall(expected) or [expected]
@@ -214,48 +169,11 @@ def _message(error: Mapping[str, Any], name: str, value: Any) -> str:
         return f"{name} needs at least {context.get('min_length', 1)} item"
     if kind == "string_too_long":
         return f"{name} is longer than {context['max_length']} characters"
+    if kind == "form":
+        return f"{name} needs {error['msg']}, not {_show(value)}{_instead(name, value)}"
     if kind == "value_error":
         return str(context.get("error", error["msg"]))
     return f"{name}: {error['msg']}"
-
-
-def _form(raw: Sequence[str | int], tree: Any) -> tuple[Loc, bool] | None:
-    """For an error about one form of a field with several: the field's place, and if that form was
-    meant.
-    """
-    for index, part in enumerate(raw[:-1]):
-        tag = raw[index + 1]
-        if part not in _FORMS or not isinstance(tag, str):
-            continue
-        place = settle(tree, raw[: index + 1])
-        value = at(tree, place)
-        if not place or place[-1] != part or (isinstance(value, dict) and tag in value):
-            continue
-        if isinstance(value, dict) and tag in _TELLING:
-            telling = [key for model, key in _TELLING.items() if _offers(_FORMS[str(part)], model)]
-            return place, any(nearest(str(key), telling) for key in value)
-        return place, isinstance(value, list | dict if part == "invariants" else dict)
-    return None
-
-
-def _about_form(tag: str | int, value: Any) -> bool:
-    if not isinstance(value, dict):
-        return str(tag).startswith("list")
-    if tag not in _TELLING:
-        return str(tag)[:1].isupper()
-    # of several models, the one whose key is given, or a similar one
-    own, known = _TELLING[str(tag)], sorted(set(_TELLING.values()))
-    given = [key for key in known if key in value]
-    if len(given) > 1:
-        given.sort(key=[*value].index)
-    if len(value) == 1:
-        given = [nearest(str(key), known) or own for key in value]
-    meant = given[0] if given else own
-    return own == meant or not any({meant, own} <= rivals for rivals in _RIVALS)
-
-
-def _offers(form: str, tag: str) -> bool:
-    return f"{{{_TELLING[tag]}:" in form
 
 
 def _instead(name: str, value: Any) -> str:

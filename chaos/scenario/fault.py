@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from trainchaos.chaos.scenario.forms import Form, Seconds, SomeSeconds, in_seconds
+
 PHASES = ("data", "forward", "backward", "collective", "optimizer", "checkpoint")
 Phase = Literal["data", "forward", "backward", "collective", "optimizer", "checkpoint", "any"]
 EventName = Literal[
@@ -85,8 +87,21 @@ class TargetSpec(Strict):
     node: int | None = Field(default=None, ge=0)
     rack: int | None = Field(default=None, ge=0)
     link: LinkTargetSpec | None = None
-    checkpoint: Literal["latest"] | CheckpointTargetSpec | None = None
-    select: Literal["one", "all", "minority", "majority"] | CountTarget | PercentTarget = "one"
+    checkpoint: (
+        Annotated[
+            Literal["latest"] | CheckpointTargetSpec,
+            Form("latest or {step: n}", step=CheckpointTargetSpec),
+        ]
+        | None
+    ) = None
+    select: Annotated[
+        Literal["one", "all", "minority", "majority"] | CountTarget | PercentTarget,
+        Form(
+            "one, all, minority, majority, {count: n} or {percent: n}",
+            count=CountTarget,
+            percent=PercentTarget,
+        ),
+    ] = "one"
     exclude: Exclusion = Exclusion()
 
     @model_validator(mode="after")
@@ -101,7 +116,7 @@ class WeibullSpec(Strict):
     in bursts.
     """
 
-    mean: float = Field(gt=0, description="seconds, or a string such as 30s")
+    mean: SomeSeconds = Field(description="seconds, or a string such as 30s")
     shape: float = Field(gt=0.05, le=20)
 
 
@@ -135,16 +150,15 @@ class TriggerSpec(Strict):
     every: Step | None = Field(
         default=None, description="gap between the steps of a range; default 1"
     )
-    time: float | None = Field(default=None, ge=0, description="seconds, or a string such as 2.5s")
-    mtbf: float | None = Field(
+    time: Seconds | None = Field(default=None, description="seconds, or a string such as 2.5s")
+    mtbf: SomeSeconds | None = Field(
         default=None,
-        gt=0,
         description="mean seconds between random (Poisson) arrivals, or a string such as 30s",
     )
     weibull: WeibullSpec | None = None
-    trace: str | TraceSpec | None = Field(
-        default=None, description="CSV or JSON file with times or steps"
-    )
+    trace: (
+        Annotated[str | TraceSpec, Form("the name of a CSV or JSON file", file=TraceSpec)] | None
+    ) = Field(default=None, description="CSV or JSON file with times or steps")
     event: EventName | None = None
     nth: int = Field(default=1, ge=1, description="which occurrence of the event")
     phase: Phase | None = Field(default=None, description="default: data, the start of the step")
@@ -299,9 +313,16 @@ class FaultSpec(Strict):
     params: dict[str, Any] = Field(default_factory=dict)
     target: TargetSpec = TargetSpec()
     at: TriggerSpec
-    duration: float | StepsDuration | None = Field(
-        default=None, description="seconds (or 2s), or {steps: n}"
-    )
-    retrigger: Literal["once", "every_attempt"] | MaxRetrigger = "once"
+    duration: (
+        Annotated[
+            float | StepsDuration,
+            Form("seconds (2.5 or '2.5s') or {steps: n}", in_seconds, steps=StepsDuration),
+        ]
+        | None
+    ) = Field(default=None, description="seconds (or 2s), or {steps: n}")
+    retrigger: Annotated[
+        Literal["once", "every_attempt"] | MaxRetrigger,
+        Form("once, every_attempt or {max: n}", max=MaxRetrigger),
+    ] = "once"
     verify: dict[str, Any] = Field(default_factory=dict)
     expect: ExpectSpec = ExpectSpec()

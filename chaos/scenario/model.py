@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from trainchaos.chaos.scenario.fault import (
     PHASES,
@@ -24,6 +24,9 @@ from trainchaos.chaos.scenario.fault import (
     TraceSpec,
     TriggerSpec,
 )
+from trainchaos.chaos.scenario.forms import Form, SomeSeconds, readable
+from trainchaos.chaos.scenario.sla import parse_stop
+from trainchaos.chaos.scenario.steady import parse_steady
 from trainchaos.chaos.scenario.topology import Topology
 from trainchaos.chaos.scenario.workload import CheckpointSpec, WorkloadSpec
 
@@ -110,7 +113,7 @@ class StopCondition(Strict):
     300s``, ``healthy_replicas < 2``, ``failures > 10`` or ``loss_nonfinite``.
     """
 
-    when: str
+    when: Annotated[str, readable(parse_stop)]
 
 
 class SteadyCheck(Named):
@@ -118,7 +121,7 @@ class SteadyCheck(Named):
     60s``, ``step_time_cv < 0.5 over 10 steps`` or ``healthy_replicas >= 4``.
     """
 
-    check: str
+    check: Annotated[str, readable(parse_steady)]
 
 
 class BlastRadius(Strict):
@@ -193,19 +196,16 @@ class Timeouts(Strict):
     or has its default.
     """
 
-    hang: float | None = Field(
+    hang: SomeSeconds | None = Field(
         default=None,
-        gt=0,
         description="longest silence of a rank, whatever it does, and of all ranks together",
     )
-    park: float | None = Field(
+    park: SomeSeconds | None = Field(
         default=None,
-        gt=0,
         description="minimum time for a rank to leave an aborted generation (1s)",
     )
-    join: float | None = Field(
+    join: SomeSeconds | None = Field(
         default=None,
-        gt=0,
         description="longest silence while a group forms, restores and copies (60s)",
     )
 
@@ -237,6 +237,16 @@ class InvariantExclusion(Strict):
     leave_out: list[str] = Field(min_length=1)
 
 
+def _checkers(value: Any) -> Any:
+    """Each name, and the keys of a mapping, are complained of by themselves."""
+    if isinstance(value, dict):
+        return InvariantExclusion.model_validate(value, strict=True)
+    return _NAMES.validate_python(value, strict=True) if isinstance(value, list) else value
+
+
+_NAMES = TypeAdapter(list[str])
+
+
 class Scenario(Strict):
     """One resolved scenario (one cell), with interpolation and matrix applied."""
 
@@ -257,7 +267,13 @@ class Scenario(Strict):
     health: HealthSpec = HealthSpec()
     faults: list[FaultSpec] = Field(default_factory=list)
     sla: dict[str, list[SlaCheck]] = Field(default_factory=dict)
-    invariants: Literal["default", "observable"] | list[str] | InvariantExclusion = "default"
+    invariants: Annotated[
+        Literal["default", "observable"] | list[str] | InvariantExclusion,
+        Form(
+            "default, observable, a list of checker names, or {leave_out: [names]}",
+            _checkers,
+        ),
+    ] = "default"
     stop_conditions: list[StopCondition] = Field(default_factory=list)
     steady_state: list[SteadyCheck] = Field(default_factory=list)
     blast_radius: BlastRadius = BlastRadius()
@@ -287,9 +303,6 @@ class Scenario(Strict):
                     f"{'expect.preflight' if checked else 'at.event place_checked'} of {fault.id}:"
                     " no place is checked here; set health: {preflight_rejoins: true}"
                 )
-        ids = [fault.id for fault in self.faults]
-        if twice := sorted({name for name in ids if ids.count(name) > 1}):
-            raise ValueError(f"fault id used twice: {', '.join(twice)}")
         return self
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from trainchaos.chaos.scenario.fault import Strict
+from trainchaos.chaos.scenario.forms import Form
 
 
 class HybridShape(Strict):
@@ -85,4 +86,12 @@ class MeshShape(Strict):
         return f"parallelism of {sizes} is {made} ranks, not {ranks}: use ranks: {made}{better}"
 
 
-Parallelism = Literal["ddp", "fsdp"] | Hybrid | MeshShape
+Parallelism = Annotated[
+    Literal["ddp", "fsdp"] | Hybrid | MeshShape,
+    Form(
+        "ddp, fsdp, {hsdp: {replicas: R, shards: S}}, or a mesh: {replicate: R, shard: S, pipeline:"
+        " P, context: C, tensor: T}",
+        hsdp=Hybrid,
+        replicate=MeshShape,
+    ),
+]

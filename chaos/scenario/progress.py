@@ -5,11 +5,12 @@ framework whose lines are known.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from trainchaos.chaos.scenario.fault import Strict
+from trainchaos.chaos.scenario.forms import Form
 from trainchaos.chaos.scenario.frameworks import FRAMEWORKS, Framework
 
 
@@ -114,7 +115,10 @@ class PresetProgress(_Heard):
     epoch_steps: int | None = Field(default=None, ge=1, le=10**9)
 
 
-Progress = Literal["beacon"] | RegexProgress | PresetProgress
+Progress = Annotated[
+    Literal["beacon"] | RegexProgress | PresetProgress,
+    Form("beacon, {regex: '...'} or {preset: name}", regex=RegexProgress, preset=PresetProgress),
+]
 
 
 def expressions(progress: RegexProgress | PresetProgress) -> RegexProgress:

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from trainchaos.chaos.scenario.catalogue import Catalogue
+from trainchaos.chaos.scenario.forms import SECONDS_TEXT
 from trainchaos.chaos.scenario.model import Scenario
 from trainchaos.chaos.scenario.sla import AGGREGATES
 from trainchaos.chaos.scenario.steady import MEASURES
@@ -24,10 +25,6 @@ _REFERENCE: Json = {
     "type": "string",
     "pattern": r"\$\{",
     "description": "${matrix.x}, ${vars.x}, ${env:X:-default}",
-}
-_SECONDS: Json = {
-    "type": "string",
-    "pattern": r"^\s*[0-9.]+(e[-+]?[0-9]+)?\s*(us|ms|s|m|min|h)\s*$",
 }
 # Keys whose values must be literal, never references.
 _LITERAL = frozenset({"version", "name", "matrix"})
@@ -47,16 +44,7 @@ def scenario_schema(catalogue: Catalogue) -> Json:
     _command(schema, defs["WorkloadSpec"])
     defs["LauncherSpec"] = {"anyOf": [{"enum": sorted(catalogue.launchers)}, launcher]}
     defs["SlaCheck"] = {"anyOf": [_clause(), {**defs["SlaCheck"]}]}
-    trigger, weibull, saves = defs["TriggerSpec"], defs["WeibullSpec"], defs["CheckpointSpec"]
-    for holder, name in (
-        (fault, "duration"),
-        (trigger, "time"),
-        (trigger, "mtbf"),
-        (saves, "mtbf"),
-    ):
-        holder["properties"][name]["anyOf"].append(_SECONDS)
-    mean = weibull["properties"]["mean"]
-    weibull["properties"]["mean"] = {**_texts(mean), "anyOf": [_bare(mean), _SECONDS]}
+    fault["properties"]["duration"]["anyOf"].append(SECONDS_TEXT)
     defs["SteadyCheck"] = {"anyOf": [_steady(), defs["SteadyCheck"]]}
     properties = schema["properties"]
     properties["sla"]["propertyNames"] = {"enum": sorted(catalogue.metrics)}
@@ -118,7 +106,7 @@ def _params(name: str, model: type[BaseModel], defs: Json) -> Json:
         if field.endswith("_s"):
             schema["properties"][field] = {
                 **_texts(definition),
-                "anyOf": [_bare(definition), _SECONDS],
+                "anyOf": [_bare(definition), SECONDS_TEXT],
             }
     return schema
 
@@ -137,18 +125,8 @@ def _list_of(names: Iterable[str]) -> Json:
 
 def _command(schema: Json, workload: Json) -> None:
     """A workload is a kind or a command; only the first needs a recovery."""
-    _durations(workload, "progress_deadline", "start_deadline")
-    _durations(schema["$defs"]["EvaluateSpec"], "takes")
-    _durations(schema["$defs"]["Timeouts"], "hang", "park", "join")
     workload["oneOf"] = [{"required": ["kind"]}, {"required": ["command"]}]
     schema["required"] = [name for name in schema["required"] if name != "recovery"]
-
-
-def _durations(model: Json, *names: str) -> None:
-    """A number of seconds, or a time such as 30s."""
-    for name in names:
-        found = model["properties"][name]
-        model["properties"][name] = {**_texts(found), "anyOf": [_bare(found), _SECONDS]}
 
 
 def _leave_out(names: Iterable[str]) -> Json:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from trainchaos.chaos.scenario.fault import Strict
+from trainchaos.chaos.scenario.forms import SomeSeconds
 from trainchaos.chaos.scenario.parallelism import Hybrid, MeshShape, Parallelism
 from trainchaos.chaos.scenario.progress import Progress
 from trainchaos.chaos.scenario.sla import parse_duration
@@ -136,9 +137,8 @@ class CheckpointSpec(Strict):
         ge=2,
         description="write only what changed, and everything at every n-th checkpoint",
     )
-    mtbf: float | None = Field(
+    mtbf: SomeSeconds | None = Field(
         default=None,
-        gt=0,
         description="with every: auto: mean time between failures, seconds or 3h; else observed",
     )
     directory: str | None = Field(
@@ -150,11 +150,6 @@ class CheckpointSpec(Strict):
             "checkpoints in memory besides: true, or {every: 5, limit: 4GB, replicate: true}"
         ),
     )
-
-    @field_validator("mtbf", mode="before")
-    @classmethod
-    def _in_seconds(cls, value: Any) -> Any:
-        return parse_duration(value) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _mtbf_for_auto(self) -> CheckpointSpec:
@@ -180,7 +175,7 @@ class EvaluateSpec(Strict):
     """Rank 0 evaluates the model between two steps, while the others wait for it."""
 
     every: int = Field(ge=1, description="steps between evaluations")
-    takes: float = Field(gt=0, le=3600, description="how long each takes: seconds, or 30s")
+    takes: SomeSeconds = Field(le=3600, description="how long each takes: seconds, or 30s")
     declared: bool = Field(
         default=True,
         description="rank 0 reports it (job.busy); false: it only stops training meanwhile",
@@ -253,14 +248,12 @@ class WorkloadSpec(Strict):
         default_factory=dict, description="added to the command's environment"
     )
     progress: Progress = "beacon"
-    progress_deadline: float = Field(
+    progress_deadline: SomeSeconds = Field(
         default=60.0,
-        gt=0,
         description="longest time without progress, start-up included: seconds, or 60s",
     )
-    start_deadline: float | None = Field(
+    start_deadline: SomeSeconds | None = Field(
         default=None,
-        gt=0,
         description="longest time to the first progress; default: progress_deadline",
     )
     restarts: int = Field(

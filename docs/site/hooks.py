@@ -15,10 +15,7 @@ import recovery_reference
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from benchmarks import planted
-from benchmarks.adaptive import table as sweep
-from benchmarks.published import check as published
-from benchmarks.published import register
+from benchmarks import adaptive, planted, published
 from tests.mutations.page import listed
 from tests.mutations.tables import all_mutations
 from trainchaos.chaos.cli import cli
@@ -161,7 +158,7 @@ def _sweep() -> str:
         "# The sweep of adaptive, row by row\n\nGoodput, median (95 % interval where n is 6 or"
         " more), and the paired ratio of adaptive to the fixed strategy with the best median;"
         " [adaptive](../adaptive.md) says what was played.\n\n"
-        + sweep.table(sweep.gathered(json.loads(line) for line in lines))
+        + adaptive.table(adaptive.gathered(json.loads(line) for line in lines))
         + "\n"
     )
 
@@ -173,7 +170,7 @@ def _recovery_times() -> str:
         " steps, distance to the last checkpoint, machine and load differ. If a row has a date"
         " alone, the commit was not recorded. `hang-stopped`: a rank stopped by SIGSTOP; `tuned`,"
         " `default`: settings of `chaos compare`.\n\n"
-        + published.table(register.load(ROOT / published.REGISTER))
+        + published.table(published.load(ROOT / published.REGISTER))
         + "\n"
     )
 

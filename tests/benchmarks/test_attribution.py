@@ -51,14 +51,6 @@ def test_each_kind_of_fault_has_variants_and_each_variant_a_truth() -> None:
     assert {one.causes[0] for one in CATALOGUE.truth.values()} == set(CauseClass)
 
 
-@pytest.mark.parametrize("name", TRUTHS)
-def test_a_truth_with_several_answers_says_why(name: str) -> None:
-    truth = CATALOGUE.truth[name]
-    assert truth.causes and truth.layers and truth.places and truth.actions
-    if len(truth.causes) > 1 or len(truth.places) > 1 or truth.trace != "events":
-        assert truth.why
-
-
 def test_a_device_is_told_to_fail_where_the_health_source_is_believed() -> None:
     for one in CATALOGUE.kind["health-event"]:
         entry = entry_of(one.params["what"], one.params["code"])
@@ -181,46 +173,6 @@ def test_a_perfect_tool_is_right_in_everything() -> None:
     assert "| cause | 400 | 400 | 100 | 99, 100 |" in page(found, {"date": "2026-01-01"})
 
 
-def test_a_hopeless_tool_is_right_as_often_as_chance() -> None:
-    keys, rng = exam(240), random.Random(2)
-    runs = {
-        key.id: [
-            DiagnosedIncident(
-                at_s=1.1,
-                cause=rng.choice(list(CauseClass)),
-                rank=rng.randrange(RANKS),
-                layer=rng.choice(list(Layer)),
-                action=rng.choice(list(Action)),
-            )
-        ]
-        for key in keys
-    }
-    found = score(keys, Answers(tool="dice", runs=runs))
-    truths = [key.incidents[0].truth for key in keys]
-    chance = {
-        "place": 1 / RANKS,
-        "cause": sum(len(one.causes) for one in truths) / len(truths) / len(CauseClass),
-        "exact cause": 1 / len(CauseClass),
-        "layer": sum(len(one.layers) for one in truths) / len(truths) / len(Layer),
-        "action": sum(len(one.actions) for one in truths) / len(truths) / len(Action),
-    }
-    for name, expected in chance.items():
-        right = found.overall[name].right / len(keys)
-        assert abs(right - expected) < 4 * (expected * (1 - expected) / len(keys)) ** 0.5, name
-
-
-def test_no_answer_is_wrong_and_listed() -> None:
-    keys = exam(3)
-    runs = {keys[0].id: [answer(keys[0])], keys[1].id: []}
-    found = score(keys, Answers(tool="lazy", runs=runs))
-    assert (found.overall["cause"].right, found.overall["cause"].n) == (1, 3)
-    assert found.missing == [keys[2].id]  # an empty list is an answer: nothing happened
-    assert sum(row.get("nothing", 0) for row in found.confusion.values()) == 2
-    assert sum(row["times"] for row in found.mistakes) == 2
-    with pytest.raises(ExamError, match=r"runs\.q9999"):
-        score(keys, Answers(tool="x", runs={"q9999": []}))
-
-
 @pytest.mark.parametrize(
     ("changes", "right", "extra", "innocent"),
     [
@@ -315,17 +267,6 @@ def test_a_wrong_entry_is_named(change: dict[str, Any], named: str, tmp_path: Pa
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize(
-    "text", ['{\n"version": 1,\n,', "[]", '{"version": 2}', "\ufeff\x00", None]
-)
-def test_what_is_no_file_of_answers_is_refused(text: str | None, tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    if text is not None:
-        written(path, text)
-    with pytest.raises(ExamError, match=r"a\.json: cannot be used"):
-        read(path, Answers)
-
-
 @pytest.mark.slow
 def test_a_paper_has_no_answers_and_is_scored_with_its_key(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -345,14 +286,6 @@ def test_a_paper_has_no_answers_and_is_scored_with_its_key(
     assert capsys.readouterr().out == said
     assert main([*options, *into]) == 2
     assert "no exam yet" in capsys.readouterr().err
-
-
-def test_wrong_usage_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    into = ["--into", str(tmp_path)]
-    assert main([*into, "--answers", "x"]) == 2
-    assert "paper.key.json: cannot be used" in capsys.readouterr().err
-    assert main([*into, "--kinds", "nonsense"]) == 2
-    assert "unknown kind 'nonsense'" in capsys.readouterr().err
 
 
 # --- a peer that reads printed logs: a program that prints what the test says

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import math
 import resource
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.control_plane import load, messages, page, processes
+from benchmarks.control_plane import cases, load, messages
 from benchmarks.control_plane.agents import SimulatedJob
-from benchmarks.control_plane.cases import Case
+from benchmarks.control_plane.cases import Case, false_deaths, summary
 from benchmarks.control_plane.coordinator import RECORD, records
-from benchmarks.control_plane.measure import false_deaths, quantile, summary
 from tests.support.fakes.orders import join
 from trainchaos.chaos.errors import ChaosError, MissingCapability, ScenarioError
 from trainchaos.chaos.events.log import Event, Kind
@@ -24,12 +22,9 @@ from trainchaos.chaos.events.log import Event, Kind
 
 def test_quantiles_are_values_that_were_measured() -> None:
     values = [float(n) for n in range(1, 201)]
-    assert (quantile(values, 0.5), quantile(values, 0.99), quantile(values, 1)) == (100, 198, 200)
-    assert quantile([3.0, 1.0], 0.5) == 1.0 and math.isnan(quantile([], 0.5))
-    with pytest.raises(ValueError, match="a share of 0"):
-        quantile(values, 0)
     assert summary([]) is None
-    assert summary([2.0, 4.0, 9.0]) == {"n": 3, "p50": 4.0, "p99": 9.0, "max": 9.0}
+    assert summary(values) == {"n": 200, "p50": 100, "p99": 198, "max": 200}
+    assert summary([9.0, 2.0, 4.0]) == {"n": 3, "p50": 4.0, "p99": 9.0, "max": 9.0}
 
 
 def event(kind: Kind, **data: Any) -> Event:
@@ -103,21 +98,21 @@ def test_what_messages_cost_is_measured_over_links_that_carry_them(
 
 def test_a_page_says_which_goals_are_met_and_keeps_its_text(tmp_path: Path) -> None:
     file = tmp_path / "page.md"
-    file.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
-    page.write(file, [result()], on="a machine", commit="abc")
+    file.write_text(f"before\n{cases.BEGIN}\nold\n{cases.END}\nafter\n")
+    load.write(file, [result()], "a machine")
     text = file.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-    assert "commit abc; a machine." in text
+    assert f"commit {load.commit_of()}; a machine." in text
     assert "41.0 ms, n=1 cases (goal under 50 ms: met)" in text
     assert "190.0 ms, n=1 cases (goal under 200 ms: met)" in text
     assert "| rack | 2,048 (16,384) | 3.0 / 41.0 / 60 (2,048) |" in text
     late = result(latency_ms={"heartbeat": {"n": 9, "p50": 1.0, "p99": 50.0, "max": 70.0}})
-    assert "50.0 ms, n=2 cases (goal under 50 ms: missed)" in page.goals([late, result()])
+    assert "50.0 ms, n=2 cases (goal under 50 ms: missed)" in cases.goals([late, result()])
     failed = load.failed("tenth", 2048, 8, "no time was left")
-    assert "not measured" in page.goals([failed]) and "(no time was left)" in page.rows([failed])
+    assert "not measured" in cases.goals([failed]) and "(no time was left)" in cases.rows([failed])
     file.write_text("no marks")
     with pytest.raises(ScenarioError, match="lacks the lines"):
-        page.write(file, [result()], on="", commit="")
+        load.write(file, [result()], "")
 
 
 def test_bad_input_is_said_before_anything_is_started(
@@ -128,7 +123,7 @@ def test_bad_input_is_said_before_anything_is_started(
         Case.read(tmp_path / "case.json")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 1000))
     with pytest.raises(MissingCapability, match="the hard limit is 1000"):
-        processes.allow_files(2048)
+        load.allow_files(2048)
     monkeypatch.setattr(load, "find_spec", lambda _: object())
     monkeypatch.setattr(load, "allow_files", lambda _: None)
     assert load.main(["--agents", "1", "--out", str(tmp_path)]) == ScenarioError.exit_code
@@ -136,7 +131,7 @@ def test_bad_input_is_said_before_anything_is_started(
     monkeypatch.setattr(load, "find_spec", lambda _: None)
     assert load.main([]) == MissingCapability.exit_code
     said = capsys.readouterr().err
-    assert "1 agents of 8 ranks" in said and "no page" in said and "not installed" in said
+    assert "1 agents of 8 ranks" in said and "lacks the lines" in said and "not installed" in said
 
 
 def test_all_cases_are_kept_when_one_fails_and_taken_up_again(
@@ -159,7 +154,7 @@ def test_all_cases_are_kept_when_one_fails_and_taken_up_again(
     monkeypatch.setattr(load, "run", run)
     monkeypatch.setattr(load, "find_spec", lambda _: object())
     file = tmp_path / "page.md"
-    file.write_text(f"{page.BEGIN}\n{page.END}\n")
+    file.write_text(f"{cases.BEGIN}\n{cases.END}\n")
     words = ["--all", "--out", str(tmp_path), "--write", str(file)]
     assert load.main(words) == 1
     assert len(played) == len(load.ALL) - 1 and "(it broke)" in file.read_text()

@@ -5,6 +5,7 @@ there is one.
 from __future__ import annotations
 
 import time
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ import torch
 
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu import jobs, parts
-from benchmarks.gpu.page import BEGIN, END, placed
-from benchmarks.gpu.page import page as page_of
+from benchmarks.gpu.__main__ import BEGIN, END, placed
 from trainchaos.chaos.errors import EXIT_SKIPPED
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
+CUDA, CPU = (Namespace(device=name, size="tiny") for name in ("cuda", "cpu"))
 NEEDS_GPU = pytest.mark.skipif(not GPUS, reason="needs an NVIDIA GPU")
 
 
@@ -37,13 +38,12 @@ def test_the_page_says_what_was_measured_what_was_not_and_on_what() -> None:
     measured: dict[str, tuple[dict[str, Any], str]] = {
         "nccl": ({"form_s": [0.125, 0.25, 0.5]}, ""),
         "state": ({"bytes": 1_500_000_000}, ""),
-        "faults": ({"landed": {"gradient nan": True, "rng zero": False}, "where": ["cuda"]}, ""),
+        "faults": ({"landed": {"gradient nan": True, "rng zero": False}}, ""),
         "other": ({}, "not run: no time left"),
     }
     about = {"torch": "2.11", "device": "H100"}
-    page = page_of(
-        "cuda", "124m", 8, about, measured, {"hot-spare": job}, {"shards": "this torch cannot"}
-    )
+    skipped = {"shards": "this torch cannot"}
+    page = program.page(CUDA, about, measured, {"hot-spare": job}, skipped)
     assert "- Not run: shards: this torch cannot\n" in page
     assert "torch 2.11, device H100" in page and "rehearsal" not in page
     assert (
@@ -54,11 +54,11 @@ def test_the_page_says_what_was_measured_what_was_not_and_on_what() -> None:
     assert "| form a group of one | 3 | 0.25000 | 0.12500 to 0.50000 |" in page
     assert "1 of 2 landed on cuda tensors" in page and "not rng zero" in page
     assert "other: not run: no time left" in page
-    assert "None of these figures is of a GPU" in page_of("cpu", "tiny", 8, {}, measured, {}, {})
+    assert "None of these figures is of a GPU" in program.page(CPU, {}, measured, {}, {})
 
 
 def test_a_page_keeps_what_was_written_by_hand() -> None:
-    measured = page_of("cuda", "124m", 8, {}, {"faults": ({}, ""), "state": ({}, "")}, {}, {})
+    measured = program.page(CUDA, {}, {"faults": ({}, ""), "state": ({}, "")}, {}, {})
     there = f"# Title\n\nBy hand.\n\n{BEGIN}old\n{END}\nAfter.\n"
     twice = placed(measured, placed(measured, there))
     assert twice.startswith("# Title\n\nBy hand.\n") and twice.endswith("\nAfter.\n")
@@ -114,11 +114,8 @@ def test_a_rehearsal_on_the_cpu_fills_the_page(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.real
 def test_every_fault_that_changes_a_tensor_lands_on_cuda_tensors() -> None:
-    found = parts.faults(torch.device("cuda:0"), "tiny")
-    assert (
-        "cuda" in found["where"]
-        and [name for name, yes in found["landed"].items() if not yes] == []
-    )
+    landed = parts.faults(torch.device("cuda:0"), "tiny")["landed"]
+    assert [name for name, yes in landed.items() if not yes] == []
 
 
 @NEEDS_GPU
@@ -134,8 +131,7 @@ def test_groups_of_nccl_are_formed_aborted_and_formed_anew() -> None:
 @pytest.mark.real
 @pytest.mark.parametrize("row", jobs.ROWS, ids=[row.name for row in jobs.ROWS])
 def test_a_killed_rank_is_recovered_from(row: jobs.GpuRow) -> None:
-    why = jobs.why_not(row, GPUS, parts.machine(torch.device("cpu"), "tiny")["sharding"])
-    if why:
+    if why := row.why_not(GPUS, "cuda"):
         pytest.skip(why)
     found = jobs.play(row, "cuda", "tiny", 8, time.monotonic() + 120)
     assert (found.note, len(found.recovered)) == ("", jobs.INCIDENTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def test_each_seed_meets_all_families_in_an_order_of_its_own(pace: str, tmp_path
     orders = set()
     for seed in range(6):
         path = tmp_path / f"{seed}.yaml"
-        path.write_text(hangs.scenario(seed, PACES[pace]))
+        path.write_text(json.dumps(hangs.scenario(seed, PACES[pace])))
         ((cell,),) = [loaded(path).cells]
         faults = [fault.id for fault in cell.scenario.faults]
         assert sorted(faults) == sorted(family.replace(" ", "-") for family in FAMILIES)

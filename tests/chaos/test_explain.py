@@ -11,7 +11,6 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -115,19 +114,6 @@ def test_what_ras_does_not_complain_of_or_answer(explain: Explain, tmp_path: Pat
     assert explain(tmp_path / "cut.json")[0] == 2
 
 
-def test_of_many_ranks_some_are_said(explain: Explain, tmp_path: Path) -> None:
-    many = document(communicator([rank(0), *(rank(n, 40) for n in range(1, 100))]))
-    (tmp_path / "ras.json").write_text(many)
-    out = explain(tmp_path / "ras.json")[1]
-    assert out.count("lags:") == 20 and "and 79 more" in out
-
-
-def test_ras_in_the_middle_of_a_log(explain: Explain, tmp_path: Path) -> None:
-    (tmp_path / "train.log").write_text(f"step 1\nstep 2\n{DEAD}")
-    code, out, _ = explain(tmp_path / "train.log")
-    assert code == 0 and "nccl-ras-dead:" in out
-
-
 # --- numbers
 
 
@@ -204,24 +190,6 @@ def test_what_cannot_be_explained(explain: Explain, asked: tuple[str, ...], why:
     assert (code, out) == (2, "") and why in err
 
 
-def test_numbers_as_json(explain: Explain) -> None:
-    code, out, _ = explain("xid", 79, 999, "--format", "json")
-    known, unknown = json.loads(out)
-    assert code == 2
-    assert known["entry"]["action"] == "reboot-node" and known["entry"]["move"] is True
-    assert known["entry"]["sources"] and known["problem"] == ""
-    assert unknown["entry"] is None and "1 to 172" in unknown["problem"]
-
-
-def test_a_file_of_the_name_of_a_kind(
-    explain: Explain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "xid").write_text(LOG)
-    monkeypatch.chdir(tmp_path)
-    code, out, _ = explain("xid")
-    assert code == 0 and out.startswith("xid: 4 lines, 3 signs, best first")
-
-
 # --- texts
 
 
@@ -255,17 +223,6 @@ def test_only_the_best_are_shown_in_full(explain: Explain, tmp_path: Path) -> No
     assert len([one for one in lines if one.startswith("line ")]) == words.IN_FULL
     also = [one for one in lines if one.startswith("also ")]
     assert len(also) == len(texts) - words.IN_FULL
-
-
-def test_a_log_as_json(explain: Explain, tmp_path: Path) -> None:
-    (log := tmp_path / "train.log").write_text(LOG * 2)
-    code, out, _ = explain(log, "--format", "json")
-    found = json.loads(out)
-    assert code == 0 and found["lines"] == 8
-    best = found["matches"][0]
-    assert (best["line"], best["lines"], best["entry"]["id"]) == (4, 2, "xid-79")
-    assert (found["known"], best["who"], best["because"]) == (True, "PCI:0000:5a:00", None)
-    assert found["matches"][1]["because"] == "xid-79"
 
 
 @pytest.mark.parametrize(
@@ -349,12 +306,6 @@ def test_the_incidents_of_a_run_as_json(explain: Explain, told: Path) -> None:
     assert by_name["oom"]["signs"][0]["entry"]["id"] == "cuda-oom"
 
 
-def test_a_run_is_only_read(explain: Explain, told: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in told.rglob("*")}
-    assert explain(told)[0] == 0
-    assert {path: path.stat().st_mtime_ns for path in told.rglob("*")} == before
-
-
 def unpacked(name: str, place: Path) -> Path:
     """A run that was stored long ago."""
     with tarfile.open(STORED / f"{name}.tar.xz") as packed:
@@ -370,16 +321,6 @@ def test_a_stored_run_of_a_command(explain: Explain, tmp_path: Path) -> None:
     assert out.index("SIGKILL") < out.index("SIGTERM"), "what others feel comes last"
 
 
-def test_who_is_blamed_wrongly_is_told(explain: Explain, tmp_path: Path) -> None:
-    run = unpacked("torchrun-beacon-kill", tmp_path)
-    log = run / "events" / "default.r0.faulted" / "orchestrator.jsonl"
-    log.write_text(spoilt(log.read_text(), blame="w0"))
-    found = json.loads(explain(run, "--format", "json")[1])
-    told = [*found["incidents"], *found["unexplained"]]
-    blamed = [one for one in told if one["blamed"] and one["blamed"]["process"] == "w0"]
-    assert blamed and not any(one.get("blamed_who_was_hit") for one in blamed)
-
-
 def test_a_failure_that_no_fault_explains(explain: Explain, tmp_path: Path) -> None:
     run = unpacked("torchrun-beacon-kill", tmp_path)
     log = run / "events" / "default.r0.faulted" / "orchestrator.jsonl"
@@ -391,15 +332,6 @@ def test_a_failure_that_no_fault_explains(explain: Explain, tmp_path: Path) -> N
     assert "A failure that no fault explains, arm default.r0.faulted" in out
 
 
-def spoilt(log: str, *, blame: str) -> str:
-    """A log whose failures blame another process."""
-    rows = [json.loads(line) for line in log.splitlines()]
-    for row in rows:
-        if row["kind"] == "failure_detected":
-            row["data"] |= {"process": blame, "rank": 0}
-    return "".join(json.dumps(row) + "\n" for row in rows)
-
-
 @pytest.mark.parametrize("damage", ["", "{", "\0", "[]", "a: &a [*a]"])
 def test_a_damaged_run_is_one_clear_error(explain: Explain, tmp_path: Path, damage: str) -> None:
     run = unpacked("torchrun-beacon-kill", tmp_path)
@@ -408,27 +340,7 @@ def test_a_damaged_run_is_one_clear_error(explain: Explain, tmp_path: Path, dama
     assert (code, out) == (2, "") and "is damaged" in err
 
 
-@pytest.mark.parametrize("damage", ["", "{}\n", "\0\0\n", '{"kind": 1}\n'])
-def test_a_log_without_sense_is_left_out(explain: Explain, tmp_path: Path, damage: str) -> None:
-    run = unpacked("torchrun-beacon-kill", tmp_path)
-    (run / "events" / "default.r0.faulted" / "orchestrator.jsonl").write_text(damage)
-    code, out, _ = explain(run)
-    assert code == 0 and "0 incidents" in out
-
-
-def test_a_directory_that_is_no_run(explain: Explain, tmp_path: Path) -> None:
-    code, out, err = explain(tmp_path)
-    assert (code, out) == (2, "") and "is not a run directory" in err
-
-
 # --- the command line
-
-
-def test_help_says_all_forms(explain: Explain) -> None:
-    code, out, _ = explain("--help")
-    assert code == 0
-    for form in ("xid 79", "sxid", "signal SIGBUS", "exit 137", "text ", "train.log", "latest"):
-        assert f"chaos explain {form}" in out or form in out
 
 
 @pytest.mark.slow
@@ -471,14 +383,3 @@ def test_the_page_says_what_the_command_does() -> None:
         assert word in page
     examples = [line for line in page.splitlines() if line.startswith("chaos explain ")]
     assert len(examples) == 8
-
-
-def test_what_the_page_shows_of_the_programs_interface_is_so() -> None:
-    page = (ROOT / "docs" / "explain.md").read_text()
-    source = page.split("```python\n", 1)[1].split("```", 1)[0]
-    before = source.split("for match", 1)[0]
-    names: dict[str, Any] = {}
-    exec(before, names)
-    entry = names["entry"]
-    assert (entry.action.name, entry.owner.name, entry.move) == ("REBOOT_NODE", "HARDWARE", True)
-    assert book.by_exit_code(-9) is book.by_signal("SIGKILL")

@@ -147,11 +147,6 @@ def test_a_run_is_judged_again_with_its_plugins(place: Path, chaos: Chaos) -> No
     assert "no launcher here is called 'hers': give --plugins mine" in nowhere.stderr
 
 
-def test_the_current_directory_may_be_one(place: Path, chaos: Chaos) -> None:
-    done = chaos(place / "mine", "validate", "../outside.yaml", "--plugins", ".")
-    assert done.returncode == 0, done.stderr
-
-
 def test_a_projects_settings_name_directories(place: Path, chaos: Chaos) -> None:
     (place / "chaos.yaml").write_text("plugins: [mine]\n")
     assert chaos(place, "validate", "outside.yaml").returncode == 0

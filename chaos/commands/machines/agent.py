@@ -6,40 +6,23 @@ from typing import Any
 
 import click
 
-from trainchaos.chaos.commands.shared.options import PATH
+from trainchaos.chaos.commands.shared.options import PATH, option
 
 
 @click.command()
-@click.option(
-    "--coordinator", required=True, metavar="HOST:PORT", help="Address of the run's harness."
-)
-@click.option(
-    "--node", required=True, type=click.IntRange(min=0), help="Number of this node in the run."
-)
-@click.option(
+@option("--coordinator", None, "Address of the run's harness.", required=True, metavar="HOST:PORT")
+@option("--node", click.IntRange(min=0), "Number of this node in the run.", required=True)
+@option(
     "--address",
+    None,
+    "Address at which other nodes reach this one; by default as the harness sees it.",
     default="",
-    help="Address at which other nodes reach this one; by default as the harness sees it.",
 )
-@click.option(
-    "--token-file",
-    required=True,
-    type=PATH,
-    help="File with the run's token, hexadecimal, mode 0600.",
+@option("--token-file", PATH, "File with the run's token, hexadecimal, mode 0600.", required=True)
+@option(
+    "--scratch", PATH, "Directory for event logs and outputs until they are sent.", required=True
 )
-@click.option(
-    "--scratch",
-    required=True,
-    type=PATH,
-    help="Directory for event logs and outputs until they are sent.",
-)
-@click.option(
-    "--lease",
-    "lease_s",
-    default=120.0,
-    show_default=True,
-    help="Seconds the agent lives on without the harness.",
-)
+@option("--lease lease_s", None, "Seconds the agent lives on without the harness.", 120.0)
 def agent(**options: Any) -> int:
     """Serve one node of a run. Launchers start it themselves; see docs/clusters.md."""
     from trainchaos.harness.launch.recipe import recipe

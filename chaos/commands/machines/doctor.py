@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainchaos.chaos import errors
-from trainchaos.chaos.commands.shared.options import FORMAT, PATH, RUNS
+from trainchaos.chaos.commands.shared.options import FLAG, FORMAT, PATH, RUNS, option
 from trainchaos.chaos.commands.shared.quantities import span
 from trainchaos.chaos.commands.shared.say import say, say_json, say_table
 
@@ -27,25 +27,17 @@ LONGEST_S = 3600.0
 @click.command()
 @RUNS
 @FORMAT
-@click.option(
-    "--preflight", is_flag=True, help="Measure instead whether devices, disk and links are fit."
-)
-@click.option(
+@option("--preflight", FLAG, "Measure instead whether devices, disk and links are fit.")
+@option(
     "--preflight-time",
-    type=span(positive=True, most_s=LONGEST_S),
-    help="Most that the measurements may take.  [default: "
+    span(positive=True, most_s=LONGEST_S),
+    "Most that the measurements may take.  [default: "
     f"{DEFAULT_S:g}s, to save a baseline {SAVING_S:g}s]",
 )
-@click.option(
-    "--baseline", type=PATH, metavar="FILE", help="Compare with a baseline of this machine."
-)
-@click.option("--save-baseline", type=PATH, metavar="FILE", help="Write a baseline if all is fit.")
-@click.option(
-    "--other-hardware", is_flag=True, help="Compare even with a baseline of other hardware."
-)
-@click.option(
-    "--taint", is_flag=True, help="Add what is unfit to the list of tainted places (chaos taint)."
-)
+@option("--baseline", PATH, "Compare with a baseline of this machine.", metavar="FILE")
+@option("--save-baseline", PATH, "Write a baseline if all is fit.", metavar="FILE")
+@option("--other-hardware", FLAG, "Compare even with a baseline of other hardware.")
+@option("--taint", FLAG, "Add what is unfit to the list of tainted places (chaos taint).")
 def doctor(runs: Path, form: str, preflight: bool, **choices: Any) -> int:
     """Check what this machine can do: Python, torch, memory, GPUs, containers, Slurm, privileges,
     stacks.

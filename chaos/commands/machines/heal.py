@@ -6,15 +6,13 @@ from pathlib import Path
 
 import click
 
-from trainchaos.chaos.commands.shared.options import FORMAT, QUIET, RUN, RUNS
+from trainchaos.chaos.commands.shared.options import FLAG, FORMAT, QUIET, RUN, RUNS, option
 from trainchaos.chaos.commands.shared.say import say, say_json
 
 
 @click.command()
 @click.argument("run", required=False, type=RUN)
-@click.option(
-    "--all", "every", is_flag=True, help="Heal every run below --runs; the default without a RUN."
-)
+@option("--all every", FLAG, "Heal every run below --runs; the default without a RUN.")
 @RUNS
 @FORMAT
 @QUIET

@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from trainchaos.chaos import errors
-from trainchaos.chaos.commands.shared.options import FORMAT, RUN, TAINTS
+from trainchaos.chaos.commands.shared.options import FLAG, FORMAT, RUN, TAINTS, option
 from trainchaos.chaos.commands.shared.say import say, say_json, say_table, tell
 
 if TYPE_CHECKING:
@@ -25,12 +25,11 @@ _LASTS = re.compile(r"([1-9][0-9]{0,5})([smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
-_FALSE_ALARM = click.option(
+_FALSE_ALARM = option(
     "--false-alarm",
-    type=click.FloatRange(0.0, 1.0, min_open=True, max_open=True),
-    default=0.01,
-    show_default=True,
-    help="Probability that history names a place although all are alike.",
+    click.FloatRange(0.0, 1.0, min_open=True, max_open=True),
+    "Probability that history names a place although all are alike.",
+    0.01,
 )
 
 
@@ -55,10 +54,10 @@ def taint() -> None:
 
 @taint.command("list")
 @click.argument("runs", nargs=-1, type=RUN)
-@click.option(
+@option(
     "--history",
-    is_flag=True,
-    help="Show instead which places the logs of RUNS blame more often than chance allows.",
+    FLAG,
+    "Show instead which places the logs of RUNS blame more often than chance allows.",
 )
 @_FALSE_ALARM
 @TAINTS
@@ -91,29 +90,26 @@ def list_taints(
 
 @taint.command("add")
 @click.argument("places", nargs=-1, required=True, metavar="PLACE | RUN...")
-@click.option(
-    "--from-history",
-    is_flag=True,
-    help="Taint what 'chaos taint list --history' proposes for these RUNS.",
-)
+@option("--from-history", FLAG, "Taint what 'chaos taint list --history' proposes for these RUNS.")
 @_FALSE_ALARM
-@click.option("--reason", help="Why, in a few words; needed for a PLACE.")
-@click.option(
-    "--evidence",
-    "facts",
+@option("--reason", None, "Why, in a few words; needed for a PLACE.")
+@option(
+    "--evidence facts",
+    None,
+    "What shows it: a text, or facts such as xid=79; repeatable.",
     multiple=True,
     metavar="TEXT|NAME=VALUE",
-    help="What shows it: a text, or facts such as xid=79; repeatable.",
 )
-@click.option(
+@option(
     "--expires",
+    None,
+    "When it ends by itself: 2026-12-01T08:00:00Z, or 12h, 7d from now. Default: never.",
     metavar="TIME|AGE",
-    help="When it ends by itself: 2026-12-01T08:00:00Z, or 12h, 7d from now. Default: never.",
 )
-@click.option(
+@option(
     "--by",
-    type=click.Choice(["person", "preflight", "alarm", "history"]),
-    help="Who taints it. Default: person, and history with --from-history.",
+    click.Choice(["person", "preflight", "alarm", "history"]),
+    "Who taints it. Default: person, and history with --from-history.",
 )
 @TAINTS
 @FORMAT

@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 
 PATH: click.Path = click.Path(path_type=Path)
 RUNS_DIRECTORY = Path("runs")
+FLAG = object()
+"""The type of an option without a value."""
+
+
+def option(names: str, kind: Any, text: str, *default: Any, **more: Any) -> Any:
+    """An option by its names, type (None: text), help, and the default that its help shows."""
+    if kind is FLAG:
+        return click.option(*names.split(), is_flag=True, help=text, **more)
+    shown = {"default": default[0], "show_default": True} if default else {}
+    return click.option(*names.split(), type=kind, help=text, **shown, **more)
 
 
 def _starting(words: Iterable[str], incomplete: str) -> list[CompletionItem]:
@@ -77,37 +87,22 @@ class RunPath(click.Path):
 
 SCENARIO = ScenarioPath()
 RUN = RunPath()
-RUNS = click.option(
-    "--runs",
-    type=PATH,
-    default=RUNS_DIRECTORY,
-    show_default=True,
-    help="Directory of run directories.",
-)
-FORMAT = click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Output format.",
-)
-QUIET = click.option("-q", "--quiet", is_flag=True, help="Print less.")
-SET = click.option(
-    "--set",
-    "sets",
+RUNS = option("--runs", PATH, "Directory of run directories.", RUNS_DIRECTORY)
+FORMAT = option("--format form", click.Choice(["text", "json"]), "Output format.", "text")
+QUIET = option("-q --quiet", FLAG, "Print less.")
+SET = option(
+    "--set sets",
+    None,
+    "Change a value of the scenario; repeatable.",
     multiple=True,
     metavar="A.B=VALUE",
-    help="Change a value of the scenario; repeatable.",
 )
-TAINTS = click.option(
+TAINTS = option(
     "--taints",
-    type=PATH,
+    PATH,
+    "List of tainted places. Default: $CHAOS_TAINTS, else trainchaos/taints.yaml in"
+    " $XDG_STATE_HOME or ~/.local/state.",
     metavar="FILE",
-    help=(
-        "List of tainted places. Default: $CHAOS_TAINTS, else trainchaos/taints.yaml in"
-        " $XDG_STATE_HOME or ~/.local/state."
-    ),
 )
 
 
@@ -206,12 +201,13 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 seal_options = together(
-    click.option("--unsealed", is_flag=True, help="Judge a run although its seal is broken."),
-    click.option(
+    option("--unsealed", FLAG, "Judge a run although its seal is broken."),
+    option(
         "--root",
+        None,
+        "The root digest that the run's seal must have, as the run printed it.",
         default="",
         metavar="DIGEST",
-        help="The root digest that the run's seal must have, as the run printed it.",
     ),
 )
 """Of commands that judge a stored run."""

@@ -129,12 +129,6 @@ def test_logs_that_are_held_together_share_one_budget(memory: Path) -> None:
     assert not log.by("w3") and len(log.by("w2")) == 1000
 
 
-def test_thousands_of_files_are_charged_too(memory: Path) -> None:
-    for number in range(300):
-        (memory / f"w{number}.jsonl").touch()
-    assert read_log(memory, Budget(MIB)).unread and not read_log(memory, Budget(2 * MIB)).unread
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("run")

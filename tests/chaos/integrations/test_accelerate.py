@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.chaos.integrations.heard import Heard, listening, need
+from tests.chaos.integrations.heard import Heard, need
 
 need("accelerate")
 
@@ -17,12 +16,6 @@ from accelerate import Accelerator  # noqa: E402
 from trainchaos.chaos.integrations.accelerate import watch  # noqa: E402
 
 PASS = ["forward", "backward", "gradient"]
-
-
-@pytest.fixture
-def heard(tmp_path: Path) -> Iterator[Heard]:
-    with listening(tmp_path) as found:
-        yield found
 
 
 def train(steps: int, *, summed: int, done: int = 0, save: Path | None = None) -> list[float]:

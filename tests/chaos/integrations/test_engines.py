@@ -15,16 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.chaos.integrations.heard import Heard, listening, need
+from tests.chaos.integrations.heard import Heard, need
 from trainchaos.chaos.integrations import deepspeed, torchtitan
 
 PASS = ["forward", "backward", "gradient"]
-
-
-@pytest.fixture
-def heard(tmp_path: Path) -> Iterator[Heard]:
-    with listening(tmp_path) as found:
-        yield found
 
 
 class Engine:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.chaos.integrations.heard import Heard, listening, need
+from tests.chaos.integrations.heard import Heard, need
 
 need("transformers", "accelerate")
 
@@ -19,12 +18,6 @@ from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E4
 from trainchaos.chaos.integrations.hf import ChaosCallback  # noqa: E402
 
 PASS = ["forward", "backward", "gradient"]
-
-
-@pytest.fixture
-def heard(tmp_path: Path) -> Iterator[Heard]:
-    with listening(tmp_path) as found:
-        yield found
 
 
 class Model(torch.nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.chaos.integrations.heard import Heard, listening, need
+from tests.chaos.integrations.heard import Heard, need
 
 need("lightning", "pytorch_lightning")
 
@@ -25,12 +24,6 @@ FOLD = [*PASS, "forward", "backward", "optimizer"]  # two batches that are one s
 def pl(request: pytest.FixtureRequest) -> ModuleType:
     """A package of Lightning."""
     return importlib.import_module(request.param)
-
-
-@pytest.fixture
-def heard(tmp_path: Path) -> Iterator[Heard]:
-    with listening(tmp_path) as found:
-        yield found
 
 
 def fit(pl: ModuleType, folder: Path, last: Path | None = None, **options: Any) -> Any:

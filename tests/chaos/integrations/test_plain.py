@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,6 @@ from trainchaos import beacon
 from trainchaos.chaos.integrations.plain import Watched, watch
 
 STEP = [("forward", 1), ("backward", 1), ("gradient", 1), ("optimizer", 1)]
-
-
-@pytest.fixture
-def heard(tmp_path: Path) -> Iterator[Heard]:
-    with listening(tmp_path) as found:
-        yield found
 
 
 class Loop:

@@ -12,25 +12,18 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import ANY
 
 import pytest
-from hypothesis import HealthCheck, Phase, example, find, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from tests.support.fakes.fake_catalogue import CATALOGUE
-from tests.support.search import reading
-from tests.support.search.reading import MOST_GROWN, Reader, Reading, flaws_of
-from trainchaos.chaos import cli
-from trainchaos.chaos.commands.shared import options
+from tests.support.search.reading import Reader
 from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.chaos.errors import ScenarioError
-from trainchaos.chaos.loading import checks
 from trainchaos.chaos.loading.load import load
-from trainchaos.chaos.scenario.schema import scenario_schema
 from trainchaos.chaos.schedule.arrivals import read_trace
-from trainchaos.chaos.source.diagnostics import Problem
 from trainchaos.harness.fuzz.draw import draw
 from trainchaos.harness.fuzz.draw.draw import Dice, World
 from trainchaos.harness.fuzz.play.play import kinds, strategies
@@ -331,10 +324,6 @@ def spoilt(take: st.DrawFn) -> bytes:
     return data
 
 
-def test_the_valid_one_is_valid(check: Check) -> None:
-    assert check(yaml_of(VALID))
-
-
 PIECES = (
     "a:",
     "- ",
@@ -377,14 +366,6 @@ def test_a_valid_scenario_with_changes(check: Check, changes: list[Any]) -> None
     check(json.dumps(tree))
 
 
-@pytest.mark.long
-def test_every_value_of_a_valid_scenario_may_be_missing_or_of_any_kind(check: Check) -> None:
-    for loc in PLACES:
-        for value in (None, [None], {"a": 1}, -1):
-            check(json.dumps(changed("replace", loc, value)))
-        check(json.dumps(changed("delete", loc, None)))
-
-
 @FUZZ
 @given(st.one_of(st.text(max_size=80), st.binary(max_size=80)), st.sampled_from(["csv", "json"]))
 def test_any_trace(tmp_path_factory: pytest.TempPathFactory, text: str | bytes, kind: str) -> None:
@@ -420,30 +401,6 @@ def test_any_override(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [25, pytest.param(5, marks=pytest.mark.long)])
-def test_chaos_validate_says_no_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], every: int
-) -> None:
-    for module in (cli, options):
-        monkeypatch.setattr(module, "build_catalogue", lambda: CATALOGUE)
-    path = tmp_path / "s.yaml"
-    for loc in PLACES[::every]:
-        for value in ([[]], {"x": {}}, "${vars.n}", "\u0085"):
-            path.write_text(json.dumps(changed("replace", loc, value)))
-            code = cli.invoke(["validate", str(path)])
-            captured = capsys.readouterr()
-            assert code in (0, 2) and "Traceback" not in captured.err + captured.out
-
-
-def test_the_schema_takes_the_valid_one() -> None:
-    import jsonschema
-
-    assert (
-        list(jsonschema.Draft202012Validator(scenario_schema(CATALOGUE)).iter_errors(VALID)) == []
-    )
-
-
-@pytest.mark.slow
 @settings(FUZZ, max_examples=10 if FUZZ.max_examples < 50 else 60)
 @given(spoilt())
 def test_a_spoilt_scenario_of_all_that_ships(reader: Reader, data: bytes) -> None:
@@ -458,79 +415,6 @@ def test_most_of_what_is_not_spoilt_loads(reader: Reader) -> None:
 
 
 # ---- defects of the loader are seen
-
-
-ONE = "1 error; nothing was started"
-
-
-@pytest.mark.parametrize(
-    ("lines", "flaw"),
-    [
-        (("/x/s.yaml:1:2: ranks must be at least 1, not 0", "  ranks: 0", "         ^", ONE), ""),
-        ((f"/x/s.yaml:1:2: {'x' * 2000}", ONE), "more than 2000 characters for an error"),
-        (("ranks: 0 is wrong", ONE), "the file is not named"),
-        (("/x/s.yaml:1:2: \x1b[2J", ONE), "characters that are not to be seen"),
-        (("/x/s.yaml:1:2: a", "b is wrong", ONE), "a line that is none of an error's: b is wrong"),
-    ],
-)
-def test_what_a_refusal_may_say(lines: tuple[str, ...], flaw: str) -> None:
-    assert next(flaws_of("\n".join(lines), [], "/x"), "").startswith(flaw)
-    assert bool(flaw) == any(flaws_of("\n".join(lines), [], "/x"))
-    assert list(flaws_of("", ["/x/s.yaml:1:2: warning: \x1b[2J"], "/x"))
-
-
-def careless(faults: Any) -> list[Problem]:
-    """Takes every kind for a text."""
-    return [
-        Problem(loc=("faults",), message="odd") for fault in faults if not fault["kind"].lower()
-    ]
-
-
-def quadratic(faults: Any) -> list[Problem]:
-    for _ in range(len(faults) ** 2):
-        sum(range(20_000))
-    return []
-
-
-def greedy(faults: Any) -> list[Problem]:
-    return [Problem(loc=("faults",), message=str(len(b"x" * (MOST_GROWN + (64 << 20)))))]
-
-
-def moody(faults: Any, count: Iterator[int] = iter(range(10**6))) -> list[Problem]:
-    return [Problem(loc=("faults",), message="odd" if next(count) % 2 else "even")]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("defect", "flaw"), [(moody, "not the same twice"), (greedy, "too much memory")]
-)
-def test_what_any_file_shows_is_a_flaw(
-    defect: Any, flaw: str, reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    good = (ROOT / "scenarios" / "kill-one-rank.yaml").read_bytes()
-    assert reader.read(good) == Reading(cpu_s=ANY, grown=ANY)
-    monkeypatch.setattr(checks, "_repeated_ids", defect)
-    assert reader.read(good).flaw.startswith(flaw)
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("defect", "flaw", "phases"),
-    [
-        (careless, "crash: ", (Phase.generate, Phase.shrink)),
-        (quadratic, "too slow", (Phase.generate,)),  # each play takes its whole time limit
-    ],
-)
-def test_a_planted_defect_is_found(
-    defect: Any, flaw: str, phases: Any, reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checks, "_repeated_ids", defect)
-    monkeypatch.setattr(reading, "MOST_CPU_S", 0.3)
-    monkeypatch.setattr(reading, "GIVEN_UP_S", 1.0)
-    seeking = settings(FUZZ, max_examples=400, phases=phases)
-    data = find(spoilt(), lambda data: reader.read(data).flaw.startswith(flaw), settings=seeking)
-    assert Phase.shrink not in phases or len(data) < 2000, data
 
 
 REGRESSIONS = sorted((ROOT / "scenarios" / "regressions").glob("*.loader.yaml"))

@@ -154,6 +154,11 @@ def test_every_trigger_of_the_page_is_read() -> None:
     ]
     assert len(found) >= 8
     for snippet in found:
-        at = YAML(typ="safe", pure=True).load(snippet)
-        tree, problems = normalise({"faults": [{"at": at}]}, catalogue())
-        assert not problems and TriggerSpec.model_validate(tree["faults"][0]["at"])
+        assert TriggerSpec.model_validate(YAML(typ="safe", pure=True).load(snippet))
+
+
+@pytest.mark.parametrize("written", ["9", "9s", "9.0", "0.15min"])
+def test_a_time_in_whole_seconds_is_a_whole_number(written: str) -> None:
+    params = {"grace_s": YAML(typ="safe", pure=True).load(written)}
+    tree, problems = normalise({"launcher": {"kind": "slurm", "params": params}}, catalogue())
+    assert not problems and repr(tree["launcher"]["params"]["grace_s"]) == "9"

@@ -9,19 +9,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tests.chaos.loading.test_scenarios import catalogue, validator
+from tests.chaos.loading.test_scenarios import validator
 from tests.support.search.simulate import KILL, cell_of
 from trainchaos.chaos.errors import ScenarioError
-from trainchaos.chaos.loading.checks import normalise
 from trainchaos.chaos.scenario.model import Scenario
-from trainchaos.chaos.scenario.workload import WorkloadSpec
+from trainchaos.chaos.scenario.workload import EvaluateSpec, WorkloadSpec
 from trainchaos.harness.run.timeouts import refuse_clashing, timing_of
 
 
 def scenario(**timeouts: Any) -> Scenario:
-    tree, problems = normalise({"timeouts": timeouts}, catalogue())
-    assert not problems
-    return cell_of("hot-spare", [KILL], timeouts=tree["timeouts"]).scenario
+    return cell_of("hot-spare", [KILL], timeouts=timeouts).scenario
 
 
 def test_times_have_units_and_reach_the_supervisor() -> None:
@@ -39,8 +36,7 @@ def test_times_that_clash_are_refused() -> None:
 
 
 def test_an_evaluation_has_units_too() -> None:
-    tree, problems = normalise({"workload": {"evaluate": {"every": 5, "takes": "2m"}}}, catalogue())
-    assert not problems and tree["workload"]["evaluate"]["takes"] == 120
+    assert EvaluateSpec.model_validate({"every": 5, "takes": "2m"}).takes == 120
 
 
 def test_a_rank_of_a_sharded_model_does_not_evaluate_alone() -> None:

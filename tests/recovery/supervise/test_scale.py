@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.control_plane.controller import ControlledJob, Cost, NoJob, cost_of
+from benchmarks.control_plane.__main__ import ControlledJob, Cost, NoJob, cost_of
 from tests.recovery.supervise.test_controller import Rig
 from trainchaos.recovery.policy.strategies.checkpoint_restart import CheckpointRestart
 from trainchaos.recovery.policy.strategies.drop_replica import DropReplica

@@ -1,1 +1,0 @@
-"""Recovery times that pages state, and the register of measurements that they come from."""

@@ -76,23 +76,7 @@ PREFLIGHT = "preflight"
 FINISHED = "finished"
 STEADY_STATE = "steady-state"
 
-__all__ = [
-    "ALARMS",
-    "BY_NAME",
-    "CHECKERS",
-    "EXPECTATION",
-    "FINISHED",
-    "NAMES",
-    "OF_COMMANDS",
-    "OTHERWISE_OF_COMMANDS",
-    "PREFLIGHT",
-    "STEADY_STATE",
-    "Checker",
-    "Evidence",
-    "check",
-    "check_all",
-    "names_of",
-]
+__all__ = ["Checker", "Evidence", "check", "check_all", "names_of"]
 
 
 def names_of(

@@ -32,19 +32,7 @@ from trainchaos.harness.judge.record.nodes import witnessed
 from trainchaos.harness.judge.record.split import diverged
 from trainchaos.recovery.data.order import without
 
-__all__ = [
-    "METRICS",
-    "Accounting",
-    "ArmMeasures",
-    "MetricDef",
-    "account",
-    "clock_bound",
-    "goodput_of",
-    "measure",
-    "per_arm",
-    "skips_of",
-    "summarise",
-]
+__all__ = ["METRICS", "MetricDef", "measure", "per_arm", "summarise"]
 FULL_RATE = 0.9
 FULL_RATE_STEPS = 5
 

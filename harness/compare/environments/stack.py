@@ -80,14 +80,9 @@ class CommonJob:
         """
         words = {field.name: env.get(f"JOB_{field.name.upper()}", "") for field in fields(cls)}
         words["seed"] = env.get("CHAOS_SEED") or words["seed"]
-        numbers = {
-            name: int(word) for name, word in words.items() if word.isascii() and word.isdigit()
-        }
-        wrong = [
-            name
-            for name in ("ranks", "steps", "global_batch", "every", "seed")
-            if name not in numbers
-        ]
+        known = {name: words[name] for name in ("ranks", "steps", "global_batch", "every", "seed")}
+        numbers = {n: int(word) for n, word in known.items() if word.isascii() and word.isdigit()}
+        wrong = [name for name in known if name not in numbers]
         wrong += [name for name in ("size", "data") if not words[name]]
         if wrong:
             raise ScenarioError(
@@ -95,15 +90,7 @@ class CommonJob:
                 f"{', '.join(f'JOB_{name.upper()}' for name in wrong)}",
                 hint="start it by chaos compare",
             )
-        return cls(
-            size=words["size"],
-            data=Path(words["data"]),
-            ranks=numbers["ranks"],
-            steps=numbers["steps"],
-            global_batch=numbers["global_batch"],
-            every=numbers["every"],
-            seed=numbers["seed"],
-        )
+        return cls(size=words["size"], data=Path(words["data"]), **numbers)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,8 @@ def test_what_else_is_wrong_shows_in_the_trial(mutation: Mutation) -> None:
 @pytest.mark.long
 def test_each_checker_that_refutes_is_needed() -> None:
     found = [trial(one).witness.partition(":")[0] for one in REFUTED]
-    assert {*found} == {*CONTRADICTS} and len(found) >= 10
+    # how a command recovers is left open where its log does not show it
+    assert {*found} == {*CONTRADICTS} - {"recovery-shown"} and len(found) >= 10
     assert NOT_REFUTED.keys() <= {one.name for one in OURS}
 
 

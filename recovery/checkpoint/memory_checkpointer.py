@@ -11,13 +11,11 @@ slows training down: choose a longer one.
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,6 +45,7 @@ from trainchaos.recovery.checkpoint.memory.header import (
     create,
     name_of,
     shards_at,
+    view,
 )
 from trainchaos.recovery.checkpoint.restore import Candidate, ChunkRestore, reading_of
 from trainchaos.recovery.checkpoint.saves import CheckpointPart
@@ -250,7 +249,7 @@ class MemoryCheckpointer:
         """
         shard, shards = layout.shard_of(rank), candidate.shards
         wanted = [shard] if shards == layout.shards else range(shards)
-        headers, parts, paths = list[Header](), list[CheckpointPart](), dict[str, Path]()
+        headers, parts, data = list[Header](), list[CheckpointPart](), dict[str, memoryview]()
         with ExitStack() as stack:
             try:
                 for number in wanted:
@@ -263,7 +262,7 @@ class MemoryCheckpointer:
                     header, fd = self._client.fetch(
                         key, connect_s=CONNECT_S, progress=self._hooks.progress
                     )
-                    stack.callback(os.close, fd)
+                    file = stack.enter_context(closing(view(fd, self._hooks.progress)))
                     part = CheckpointPart(
                         file=f"{key.label} in memory",
                         pieces=list(header.pieces),
@@ -271,7 +270,7 @@ class MemoryCheckpointer:
                     )
                     headers.append(header)
                     parts.append(part)
-                    paths[part.file] = Path(f"/proc/self/fd/{fd}")
+                    data[part.file] = file.data
             except KeeperError as error:
                 raise CorruptCheckpoint(first_line(error)) from error
             files = {part.file: {"pieces": part.pieces} for part in parts}
@@ -281,7 +280,7 @@ class MemoryCheckpointer:
                 self._state,
                 candidate.name,
                 manifest,
-                lambda file: lambda where: paths[file],
+                lambda name: lambda where: data[name],
                 self._hooks.progress,
             )
 

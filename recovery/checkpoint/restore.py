@@ -88,7 +88,7 @@ class _Stream:
 
 class ChunkRestore:
     """The restore of some chunks from one checkpoint, in three steps: construction (compares names,
-    types and shapes), ``verify``, ``load``. ``path_of``: of a file, see
+    types and shapes), ``verify``, ``load``. ``sources``: of a file, see
     ``recovery.checkpoint.files.pieces.check``; ``partial``: see ``refuse_foreign``; ``progress``:
     called meanwhile. Raises CorruptCheckpoint and CheckpointMismatch.
     """
@@ -97,7 +97,7 @@ class ChunkRestore:
         self,
         name: str,
         manifest: Mapping[str, Any],
-        path_of: Callable[[str], Callable[[str], Path]],
+        sources: Callable[[str], Callable[[str], pieces.Source]],
         wanted: Sequence[Chunk],
         *,
         slots: Slots | None = None,
@@ -107,7 +107,7 @@ class ChunkRestore:
         self.name = name
         self.scalars: dict[str, Any] = manifest["scalars"]
         self.slots = slots
-        self._path_of = path_of
+        self._sources = sources
         self._progress = progress
         self._streams: dict[str, _Stream] = {}
         self._boxes: list[tuple[Tensor, Tensor]] = []  # (a box of a copy, the live box it goes to)
@@ -144,7 +144,7 @@ class ChunkRestore:
         self, name: str, stream: _Stream, numbers: Sequence[int], use: pieces.Use | None = None
     ) -> None:
         chosen = [stream.pieces[number] for number in numbers]
-        pieces.check(chosen, name, self._path_of(name), use, progress=self._progress)
+        pieces.check(chosen, name, self._sources(name), use, progress=self._progress)
 
     def _want(self, chunk: Chunk, saved: Sequence[Mapping[str, Any]]) -> None:
         """Find the parts of a chunk. Raises CorruptCheckpoint when a part is missing."""
@@ -232,7 +232,7 @@ def reading_of(
     state: TrainState,
     name: str,
     manifest: Mapping[str, Any],
-    path_of: Callable[[str], Callable[[str], Path]],
+    sources: Callable[[str], Callable[[str], pieces.Source]],
     progress: Progress = quiet,
 ) -> ChunkRestore:
     """The part of the state that this process holds, ready to be read from a checkpoint that fits
@@ -241,15 +241,15 @@ def reading_of(
     slots = planned(name, state, manifest["scalars"], table_of(manifest))
     wanted = chunks_of(state.saved(slots))
     return ChunkRestore(
-        name, manifest, path_of, wanted, slots=slots, partial=state.partial, progress=progress
+        name, manifest, sources, wanted, slots=slots, partial=state.partial, progress=progress
     )
 
 
 def prepared(state: TrainState, checkpoint: Checkpoint, progress: Progress = quiet) -> ChunkRestore:
     """As ``reading_of``, of a checkpoint on disk."""
     manifest = checkpoints.manifest_of(checkpoint)
-    path_of = partial(checkpoints.path_of, checkpoint)
-    return reading_of(state, checkpoint.name, manifest, path_of, progress)
+    sources = partial(checkpoints.source_of, checkpoint)
+    return reading_of(state, checkpoint.name, manifest, sources, progress)
 
 
 def load(state: TrainState, reading: ChunkRestore) -> None:

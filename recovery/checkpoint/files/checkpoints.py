@@ -34,6 +34,7 @@ from trainchaos.recovery.checkpoint.files.pieces import (
     CorruptCheckpoint,
     Piece,
     Progress,
+    Source,
     quiet,
 )
 from trainchaos.recovery.transport.atomic_rename import fsync_directory, put_in_place, remove
@@ -169,10 +170,8 @@ def _sum(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-def path_of(checkpoint: Checkpoint, name: str) -> Callable[[str], Path]:
-    """Path of the file with the pieces of ``name``: see
-    ``recovery.checkpoint.files.pieces.check``.
-    """
+def source_of(checkpoint: Checkpoint, name: str) -> Callable[[str], Source]:
+    """Where the pieces of the file ``name`` lie: see ``recovery.checkpoint.files.pieces.check``."""
     return lambda where: (checkpoint.path.parent / where if where else checkpoint.path) / name
 
 
@@ -182,7 +181,9 @@ def verify(checkpoint: Checkpoint, progress: Progress = quiet) -> dict[str, Any]
     """
     manifest = manifest_of(checkpoint)
     for name in manifest["files"]:
-        pieces.check(stream_of(manifest, name), name, path_of(checkpoint, name), progress=progress)
+        pieces.check(
+            stream_of(manifest, name), name, source_of(checkpoint, name), progress=progress
+        )
     return manifest
 
 

@@ -51,6 +51,9 @@ threads.
 """
 
 
+Source = Path | memoryview
+"""Where the bytes of a file are: on a disk, or mapped memory."""
+
 Progress = Callable[[], None]
 """Called as work goes on, by any thread, so that it is not taken for a hang."""
 
@@ -128,15 +131,15 @@ def of_file(path: Path) -> list[Piece]:
 def check(
     pieces: Sequence[Piece],
     name: str,
-    path_of: Callable[[str], Path],
+    source_of: Callable[[str], Source],
     use: Use | None = None,
     *,
     progress: Progress = quiet,
 ) -> None:
     """Read pieces of the file ``name``, compare each with its checksum, and hand it to ``use``.
 
-    ``path_of``: a piece's ``where`` -> where that file lies; ``progress``: called after each piece,
-    and may raise to end it.
+    ``source_of``: a piece's ``where`` -> where that file lies; ``progress``: called after each
+    piece, and may raise to end it.
 
     Of several that are wrong the first piece is named, whichever thread was faster: a failure stops
     those that read later ones. Raises CorruptCheckpoint, and whatever ``use`` and ``progress``
@@ -151,12 +154,12 @@ def check(
     def work(share: int) -> None:
         """One run of pieces per thread: the kernel reads ahead for sequential reads."""
         buffer = memoryview(bytearray(largest))
-        opened: dict[str, int] = {}
+        opened: dict[str, int | memoryview] = {}
         try:
             for number in range(len(pieces) * share // count, len(pieces) * (share + 1) // count):
                 if any(failed < share for failed in list(errors)):
                     return
-                data = _verified(pieces[number], name, path_of, opened, buffer)
+                data = _verified(pieces[number], name, source_of, opened, buffer)
                 if use is not None:
                     use(number, data)
                 progress()
@@ -164,7 +167,8 @@ def check(
             errors[share] = error
         finally:
             for fd in opened.values():
-                os.close(fd)
+                if isinstance(fd, int):
+                    os.close(fd)
 
     others = [
         threading.Thread(target=work, args=(n,), name=f"check-{n}", daemon=True)
@@ -182,30 +186,40 @@ def check(
 def _verified(
     piece: Piece,
     name: str,
-    path_of: Callable[[str], Path],
-    opened: dict[str, int],
+    source_of: Callable[[str], Source],
+    opened: dict[str, int | memoryview],
     buffer: memoryview,
 ) -> memoryview:
     called = f"{piece.where}/{name}" if piece.where else name
     try:
-        fd = opened.get(piece.where)
-        if fd is None:
-            fd = opened[piece.where] = os.open(path_of(piece.where), os.O_RDONLY | os.O_CLOEXEC)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-        length = _fill(fd, buffer[: piece.size], piece.offset)
+        if piece.where not in opened:
+            opened[piece.where] = _opened(source_of(piece.where))
+        source = opened[piece.where]
+        if isinstance(source, memoryview):
+            data = source[piece.offset : piece.offset + piece.size]
+        else:
+            data = buffer[: _fill(source, buffer[: piece.size], piece.offset)]
     except FileNotFoundError:
         raise CorruptCheckpoint(f"{called} is missing") from None
     except OSError as error:
         raise CorruptCheckpoint(f"a data file cannot be read: {error.strerror}") from error
-    if length < piece.size:
-        raise CorruptCheckpoint(f"{called} ends at byte {piece.offset + length}, within a piece")
-    found = checksum(buffer[:length])
+    if len(data) < piece.size:
+        raise CorruptCheckpoint(f"{called} ends at byte {piece.offset + len(data)}, within a piece")
+    found = checksum(data)
     if found != piece.sum:
         raise CorruptCheckpoint(
             f"{called} has checksum {found[:12]}, not {piece.sum[:12]}, "
             f"in bytes {piece.offset} to {piece.offset + piece.size}"
         )
-    return buffer[:length]
+    return data
+
+
+def _opened(source: Source) -> int | memoryview:
+    if isinstance(source, memoryview):
+        return source
+    fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    return fd
 
 
 def _fill(fd: int, buffer: memoryview, offset: int) -> int:

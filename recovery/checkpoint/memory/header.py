@@ -24,7 +24,7 @@ MAX_STEP = 10**12
 RANGE_BYTES = 32 << 20
 _PREFIX = "memory-"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_MADV_POPULATE_WRITE = 23  # linux/mman.h, since 5.14
+_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23  # linux/mman.h, since 5.14
 
 Moment = tuple[int, int]
 """(generation, step): orders checkpoints. A later generation's checkpoint counts, whatever its
@@ -159,12 +159,25 @@ def create(size: int, *, name: str, progress: Callable[[], None] = lambda: None)
     try:
         os.ftruncate(fd, size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        mapped = mmap.mmap(fd, size)
-        with suppress(OSError):  # an older kernel: page by page, then
-            for start in range(0, size, RANGE_BYTES):
-                mapped.madvise(_MADV_POPULATE_WRITE, start, min(RANGE_BYTES, size - start))
-                progress()
-        return MemoryFile(fd=fd, data=memoryview(mapped))
+        return MemoryFile(fd=fd, data=_mapped(fd, mmap.ACCESS_WRITE, progress))
     except BaseException:
         os.close(fd)
         raise
+
+
+def view(fd: int, progress: Callable[[], None] = lambda: None) -> MemoryFile:
+    """Map a file received from another process for reading; its descriptor is then ours.
+    ``progress``: called every 32 MB. Raises OSError.
+    """
+    # private: an erroneous write by a reader reaches no other process
+    return MemoryFile(fd=fd, data=_mapped(fd, mmap.ACCESS_COPY, progress))
+
+
+def _mapped(fd: int, access: int, progress: Callable[[], None]) -> memoryview:
+    mapped = mmap.mmap(fd, os.fstat(fd).st_size, access=access)
+    advice = _MADV_POPULATE_WRITE if access == mmap.ACCESS_WRITE else _MADV_POPULATE_READ
+    with suppress(OSError):  # an older kernel: page by page, then
+        for start in range(0, len(mapped), RANGE_BYTES):
+            mapped.madvise(advice, start, min(RANGE_BYTES, len(mapped) - start))
+            progress()
+    return memoryview(mapped)

@@ -80,8 +80,8 @@ def save(directory: Path, step: int, parts: Sequence[Sequence[Chunk]]) -> Checkp
 
 def reading_of(checkpoint: Checkpoint, wanted: Sequence[Chunk]) -> ChunkRestore:
     manifest = checkpoints.manifest_of(checkpoint)
-    path_of = partial(checkpoints.path_of, checkpoint)
-    return ChunkRestore(checkpoint.name, manifest, path_of, wanted)
+    sources = partial(checkpoints.source_of, checkpoint)
+    return ChunkRestore(checkpoint.name, manifest, sources, wanted)
 
 
 def random_tensor(shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:

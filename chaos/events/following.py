@@ -1,10 +1,49 @@
-"""Follows the event file of a process that is still writing it."""
+"""The tail of a growing file of lines, such as the event file of a process that still writes it;
+nobody waits for the writer.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from trainchaos.chaos.events.log import Event, Tail
+from trainchaos.chaos.events.event import Event
+
+
+class Tail:
+    """``offset``: read up to there."""
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self.path, self.offset = path, offset
+
+    def take(self, most: int = -1) -> bytes:
+        """What was written since, in whole lines and at most so many bytes: an incomplete last line
+        waits for the next time, and one that is longer is left out. A file that has become shorter
+        was begun anew. Raises OSError.
+        """
+        size = os.stat(self.path).st_size
+        if size == self.offset:
+            return b""  # most reads find nothing new and cost only this
+        self.offset = 0 if size < self.offset else self.offset
+        with open(self.path, "rb") as stream:
+            stream.seek(self.offset)
+            data = stream.read(most)
+        whole = data[: data.rfind(b"\n") + 1]
+        self.offset += len(whole) or (len(data) if len(data) == most else 0)
+        return whole
+
+
+class EventLogTail(Tail):
+    """The tail of one actor's file."""
+
+    def read(self) -> list[Event]:
+        """Events written since the last call; none if the file does not exist yet. Raises LogError
+        on a line that is not an event.
+        """
+        try:
+            return [Event.from_line(line) for line in self.take().decode().splitlines()]
+        except FileNotFoundError:
+            return []
 
 
 class SharedTail:
@@ -28,26 +67,6 @@ class Follower:
 
     def take(self) -> list[Event]:
         """Events read so far that this follower has not taken yet."""
-        events = self.file.events
-        if len(events) == self._taken:
-            return []
-        new = events[self._taken :]
+        new = self.file.events[self._taken :]
         self._taken += len(new)
         return new
-
-
-class EventLogTail:
-    """Follows one actor's growing file; an incomplete last line waits for the next read."""
-
-    def __init__(self, path: Path) -> None:
-        self._tail = Tail(path)
-
-    def read(self) -> list[Event]:
-        """Events written since the last call; none if the file does not exist yet. Raises LogError
-        on a line that is not an event.
-        """
-        try:
-            whole = self._tail.read()
-        except FileNotFoundError:
-            return []
-        return [Event.from_line(line) for line in whole.decode().splitlines()]

@@ -24,8 +24,8 @@ from trainchaos.chaos.errors import LogError, NewerVersion
 from trainchaos.chaos.events.budget import Budget, FileProblems
 from trainchaos.chaos.events.clocks import Clocks
 from trainchaos.chaos.events.event import Event, require_keys
+from trainchaos.chaos.events.following import Tail
 from trainchaos.chaos.events.kinds import Kind
-from trainchaos.chaos.events.tail import Tail
 from trainchaos.chaos.events.writer import EventWriter
 from trainchaos.chaos.files import open_regular
 

@@ -361,7 +361,8 @@ class DigestDetector:
         for reading in readings:
             if reading.metric != "digest" or reading.step is None or not reading.text:
                 continue
-            if reading.where not in self._known and len(self._known) >= MOST_PLACES:
+            known = reading.where in self._known or len(self._known) < MOST_PLACES
+            if not known or not math.isfinite(reading.time_s):
                 continue
             if reading.step <= self._done - MOST_OPEN:  # the job went back to an earlier step
                 self._open.clear()

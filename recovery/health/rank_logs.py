@@ -126,7 +126,7 @@ class RankLogs:
         before; returns whether the next one still has to be. ``most``: steps of the rank itself.
         """
         try:
-            read = file.read(MOST_BYTES)
+            read = file.take(MOST_BYTES)
         except OSError as error:
             self._problems.note("log", name, error)
             return whole

@@ -122,7 +122,7 @@ class ReportFile:
     def read(self, now_s: float = 0.0) -> Sequence[HealthReport]:
         """Reports since the last call; malformed lines are skipped."""
         try:
-            data = self._tail.read(MOST_BYTES)
+            data = self._tail.take(MOST_BYTES)
         except FileNotFoundError:  # there are no reports yet
             return []
         except OSError as error:

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.running import LIMIT_S
-from trainchaos.harness.compare.result.gather import _cautions
 from trainchaos.harness.host import dns_check
 from trainchaos.harness.run.doctor import _names
 
@@ -48,15 +47,10 @@ def test_answers_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("slowest_s", "said"), [(0.001, False), (dns_check.SLOW_S, False), (5.01, True)]
 )
-def test_a_comparison_says_when_names_were_slow(slowest_s: float, said: bool) -> None:
-    plan = SimpleNamespace(changes=["another commit"], provenance={"slowest_lookup_s": slowest_s})
-    cautions = _cautions(plan)  # type: ignore[arg-type]
-    assert cautions[0] == "another commit" and len(cautions) == 1 + said
-    assert not said or ("took 5 s" in cautions[1] and "/etc/hosts" in cautions[1])
-
-
-def test_a_comparison_made_before_names_were_timed_has_nothing_to_say() -> None:
-    assert _cautions(SimpleNamespace(changes=[], provenance={})) == []  # type: ignore[arg-type]
+def test_slow_names_are_worth_a_caution(slowest_s: float, said: bool) -> None:
+    caution = dns_check.caution(slowest_s)
+    assert bool(caution) == said
+    assert not said or ("took 5 s" in caution and "/etc/hosts" in caution)
 
 
 @pytest.mark.parametrize(("slowest_s", "state"), [(0.001, "ready"), (5.0, "missing")])

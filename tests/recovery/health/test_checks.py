@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.running import until
 from trainchaos.harness.preflight import one
-from trainchaos.harness.preflight.checks.findings import Finding, Findings
+from trainchaos.harness.preflight.check import Finding, Findings
 from trainchaos.recovery.health.checks import LIMIT_S, MOST_LOOK_S, Answer, PlaceChecks
 from trainchaos.recovery.nodes.coordinator.node_state import (
     NodeChecked,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+import pandas
 
 from trainchaos.chaos.errors import LogError
 from trainchaos.chaos.events.log import Event, Kind, Log, read_log
@@ -17,24 +18,15 @@ MAX_POINTS = 1500
 
 
 @dataclass(frozen=True, kw_only=True)
-class Commit:
-    """A committed step, once for all ranks; ``time_s``: since the start of the arm."""
-
-    time_s: float
-    step: int
-    samples: int
-    loss: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class ArmSeries:
     """Commits of one arm, by time. ``observed``: the steps of a command, as far as it reported
-    them; ``healed``: (fault, occurrence) -> the second it was healed.
+    them; ``steps``: columns time_s (since the start of the arm), generation, step, samples, loss;
+    ``healed``: (fault, occurrence) -> the second it was healed.
     """
 
     arm: ArmResult
     observed: bool
-    steps: Sequence[Commit]
+    steps: pandas.DataFrame
     healed: dict[tuple[str, int], float]
 
     def throughput(self) -> list[tuple[float, float]]:
@@ -42,32 +34,24 @@ class ArmSeries:
         the same time, such as lines of a command read together, count as one. Without the first
         interval, which would count start-up as a slow step.
         """
-        new: dict[float, int] = {}
-        high = 0
-        for one in self.steps:
-            if one.step > high:
-                high, new[one.time_s] = one.step, new.get(one.time_s, 0) + one.samples
-        times, size = list(new), max(1, -(-len(new) // MAX_POINTS))
-        groups = [times[at : at + size] for at in range(0, len(times), size)]
-        rates, before = [], None
-        for group in groups:
-            if before is not None:
-                rates.append((group[-1], sum(map(new.__getitem__, group)) / (group[-1] - before)))
-            before = group[-1]
-        return rates
+        seen = self.steps["step"].cummax().shift(fill_value=0)
+        new = self.steps[self.steps["step"] > seen].groupby("time_s", as_index=False)["samples"]
+        frame = new.sum()
+        groups = frame.groupby(frame.index // max(1, -(-len(frame) // MAX_POINTS)))
+        ends, samples = groups["time_s"].last(), groups["samples"].sum()
+        return list(zip(ends, samples / ends.diff(), strict=True))[1:]
 
     @property
     def rate_unit(self) -> str:
         """Unit of ``throughput``; a command may not report samples."""
-        alone = self.observed and all(one.samples == 1 for one in self.steps)
-        return "steps/s" if alone else "samples/s"
+        return "steps/s" if self.observed and (self.steps["samples"] == 1).all() else "samples/s"
 
     def losses(self) -> dict[int, float]:
         """Loss by step; for a step committed more than once the last value, which led to the final
         state.
         """
-        last = {one.step: one.loss for one in self.steps}
-        return {step: loss for step in sorted(last) if (loss := last[step]) is not None}
+        last = self.steps.drop_duplicates("step", keep="last").set_index("step")["loss"]
+        return {int(step): float(loss) for step, loss in last.sort_index().dropna().items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,23 +71,28 @@ def read_series(run: RunDirectory, arm: ArmResult) -> ArmSeries | None:
     if (log := log_of(run, arm)) is None:
         return None
     zero = start_ns(log)
-    # every rank records the same global loss; that of the lowest rank is enough
-    first: dict[tuple[int, int], Event] = {}
-    for event in sorted(commits_of(log), key=lambda one: one.data["rank"] or 0):
-        if event.step is not None:
-            first.setdefault((event.generation, event.step), event)
-    steps = [
-        Commit(
-            time_s=(event.time_ns - zero) / 1e9,
-            step=event.step or 0,
-            samples=event.data["samples"],
-            loss=None if event.data["loss"] is None else float(event.data["loss"]),
+    rows = [
+        (
+            *(e.generation, e.step, e.data["rank"] or 0, (e.time_ns - zero) / 1e9),
+            *(e.data["samples"], e.data["loss"]),
         )
-        for event in sorted(first.values(), key=lambda one: one.time_ns)
+        for e in commits_of(log)
+        if e.step is not None
     ]
-    if not steps:
+    if not rows:
         return None
-    return ArmSeries(arm=arm, observed=observed(log), steps=steps, healed=healed_of(log))
+    columns = ["generation", "step", "rank", "time_s", "samples", "loss"]
+    frame = pandas.DataFrame(rows, columns=columns).astype({"loss": float, "time_s": float})
+    # every rank records the same global loss: one record for each commit is enough
+    frame = frame.sort_values(["generation", "step", "rank"]).drop_duplicates(
+        ["generation", "step"]
+    )
+    return ArmSeries(
+        arm=arm,
+        observed=observed(log),
+        steps=frame.sort_values("time_s").drop(columns="rank").reset_index(drop=True),
+        healed=healed_of(log),
+    )
 
 
 def log_of(run: RunDirectory, arm: ArmResult) -> Log | None:

@@ -1,25 +1,75 @@
-"""Lines over a horizontal axis, one drawing of one or several panels above each other, as SVG that
-is coloured by classes, so that one drawing serves light, dark and print.
+"""Lines over a horizontal axis, drawn by matplotlib: one or several panels above each other, as SVG
+in CSS variables, so that one drawing serves light, dark and print.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import re
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
 from trainchaos.reports.page.charts import AxisScale, hinted, short
 
-WIDE, LEFT, TOP, GAP, BELOW = 420.0, 46.0, 16.0, 18.0, 34.0
-"""Width of a drawing, and the room beside, above, between and below its panels, in its own units,
-which are pixels at its natural size.
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDE, GAP, BELOW = 420.0, 24.0, 56.0
+"""Width of a drawing, and the room between its panels, and above and below them, in pixels at its
+natural size.
 """
+MARK = 8.0
+"""Pixels on either side of what happened once, in which its words are shown."""
+VARIABLES = {
+    "muted": "muted",
+    "rule": "rule",
+    "control": "grey-mid",
+    "faulted": "ink",
+    "fault": "fault",
+    "unnoticed": "fault-wash",
+    "recovering": "recovery-wash",
+    "s0": "recovery",
+    "s1": "fault",
+    "s2": "ink",
+    "s3": "grey-dark",
+}
+"""The CSS variable of each kind of line and area."""
+COLOURS = {kind: f"#0102{number:02x}" for number, kind in enumerate(VARIABLES, start=3)}
+"""matplotlib needs a real colour to draw with; these near-blacks become the variables."""
+DASHES: dict[str, Any] = {"s1": (0, (5, 2)), "s2": (0, (1.5, 1.5)), "s3": (0, (5, 1.5, 1.5, 1.5))}
+STYLE: dict[str, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "trainchaos",
+    "font.family": "sans-serif",
+    "font.size": 11,
+    "text.parse_math": False,
+    "axes.labelcolor": COLOURS["muted"],
+    "axes.edgecolor": COLOURS["muted"],
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.axisbelow": True,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "axes.titlecolor": COLOURS["muted"],
+    "xtick.color": COLOURS["muted"],
+    "ytick.color": COLOURS["muted"],
+    "ytick.major.size": 0,
+    "grid.color": COLOURS["rule"],
+    "grid.linewidth": 0.7,
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """``kind``: its CSS class; ``stairs``: it holds its value since the point before."""
+    """``kind``: one of VARIABLES; ``stairs``: it holds its value since the point before."""
 
     kind: str
     points: Sequence[tuple[float, float]]
@@ -28,7 +78,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """From ``low`` to ``high`` on the horizontal axis. ``kind``: its CSS class, empty: it is not
+    """From ``low`` to ``high`` on the horizontal axis. ``kind``: one of VARIABLES, empty: it is not
     seen, and only says its words when it is pointed at.
     """
 
@@ -64,77 +114,96 @@ def plot(
     """``words`` stand for the drawing; ``across``: the axis that the panels share, ``name``: below
     it; ``ticks``: (place, text), where not those of the scale.
     """
-    places = ticks or [(tick, f"{tick:g}") for tick in across.ticks()]
-    parts, top = [], TOP
-    for panel in panels:
-        parts.append(_panel(panel, top, across))
-        top += panel.high + GAP
-    foot = top - GAP
-    for at, text in places:
-        parts.append(_text("tick", _x(across, at), foot + 14, text))
-    parts.append(_text("axis-name", (LEFT + WIDE) / 2, foot + BELOW - 4, name))
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    heights = [panel.high for panel in panels]
+    high = sum(heights) + GAP * len(panels) + BELOW
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)  # type: ignore[arg-type]
+        figure = Figure(figsize=(WIDE / 72, high / 72), layout="constrained")
+        rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)
+        axes = [row[0] for row in rows]
+        for ax, panel in zip(axes, panels, strict=True):
+            _draw(ax, panel)
+        _scale(axes[-1].xaxis, across, ticks)
+        axes[-1].set_xlabel(name)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        hints = Markup("").join(
+            _hint(ax, high, *band)
+            for ax, panel in zip(axes, panels, strict=True)
+            for band in _bands(panel)
+        )
+    drawn = buffer.getvalue()
+    drawn = drawn[drawn.index(">", drawn.index("<svg")) + 1 : drawn.rindex("</svg>")]
+    drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
+    for kind, colour in COLOURS.items():
+        drawn = drawn.replace(colour, f"var(--{VARIABLES[kind]})")
     return Markup(
         '<svg class="plot" viewBox="0 0 {1} {2}" role="img" aria-label="{0}"><title>{0}</title>{3}'
-        "</svg>"
-    ).format(words, short(WIDE), short(foot + BELOW), Markup("").join(parts))
+        "{4}</svg>"
+    ).format(words, short(WIDE), short(high), _apart(drawn, words), hints)
 
 
-def _panel(panel: Panel, top: float, across: AxisScale) -> Markup:
-    scale, foot = panel.scale, top + panel.high
+def _apart(drawn: str, words: str) -> Markup:
+    """Its ids apart from those of other drawings on a page."""
+    own = f"p{zlib.crc32(words.encode())}-"
+    drawn = re.sub(r'\bid="', f'id="{own}', drawn)
+    return Markup(re.sub(r'(url\(|href=")#', rf"\1#{own}", drawn))
 
-    def y(value: float) -> float:
-        return foot - (scale.at(value) - 1.0) / 98.0 * panel.high
 
-    def path(line: Line) -> str:
-        drawn, before = [], None
-        for at, value in line.points:
-            if line.stairs and before is not None:
-                drawn.append(f"{short(before)},{short(y(value))}")
-            before = _x(across, at)
-            drawn.append(f"{short(before)},{short(y(value))}")
-        return " ".join(drawn)
-
-    def rect(span: Span) -> Markup:
-        left, right = _x(across, span.low), _x(across, span.high)
-        seen = span.kind or "band"
-        return Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}">{}</rect>').format(
-            seen, *map(short, (left, top, max(0.0, right - left), panel.high)), hinted(span.words)
+def _draw(ax: Axes, panel: Panel) -> None:
+    ax.set_title(panel.name)
+    _scale(ax.yaxis, panel.scale, panel.ticks)
+    ax.grid(True, axis="y")
+    for span in panel.spans:
+        if span.kind:
+            ax.axvspan(span.low, span.high, color=COLOURS[span.kind], linewidth=0)
+    for area in panel.areas:
+        places, values = zip(*area.points, strict=True) if area.points else ((), ())
+        ax.fill(places, values, color=COLOURS[area.kind], alpha=0.12, linewidth=0)
+    for line in panel.lines:
+        places, values = zip(*line.points, strict=True) if line.points else ((), ())
+        ax.plot(
+            places,
+            values,
+            color=COLOURS[line.kind],
+            linewidth=3.5 if line.kind == "control" else 1.3,
+            linestyle=DASHES.get(line.kind, "-"),
+            drawstyle="steps-pre" if line.stairs else "default",
         )
-
-    parts = [rect(span) for span in panel.spans if span.kind]
-    ticks = panel.ticks or [(tick, f"{tick:g}") for tick in scale.ticks()]
-    for tick, text in ticks:
-        parts.append(_line("grid", LEFT, WIDE, y(tick), y(tick)))
-        parts.append(_text("tick left", LEFT - 6, y(tick) + 3.5, text))
-    parts.append(_line("axis", LEFT, WIDE, foot, foot))
-    shape = Markup('<{} class="{}" points="{}"/>')
-    parts += [shape.format("polygon", area.kind, path(area)) for area in panel.areas]
-    parts += [shape.format("polyline", line.kind, path(line)) for line in panel.lines]
-    parts += [_line("fault", _x(across, at), _x(across, at), top, foot) for at, _ in panel.marks]
-    parts += [rect(span) for span in panel.spans if not span.kind]
-    for at, words in panel.marks:
-        middle = _x(across, at)
-        corners = f"{short(middle - 5)},{short(top - 8)} {short(middle + 5)},{short(top - 8)}"
-        parts.append(
-            Markup('<polygon class="fault" points="{} {},{}">{}</polygon>').format(
-                corners, short(middle), short(top + 1), hinted(words)
-            )
-        )
-    parts.append(_text("axis-name", LEFT, top - 5, panel.name, "start"))
-    return Markup("").join(parts)
+    for at, _ in panel.marks:
+        ax.axvline(at, color=COLOURS["fault"], linewidth=1.6)
+        above = ax.get_xaxis_transform()
+        ax.plot([at], [1.03], "v", color=COLOURS["fault"], transform=above, clip_on=False)
 
 
-def _x(scale: AxisScale, value: float) -> float:
-    return LEFT + (scale.at(value) - 1.0) / 98.0 * (WIDE - LEFT)
+def _scale(axis: Any, scale: AxisScale, ticks: Sequence[tuple[float, str]] | None) -> None:
+    """As charts have it, so that what stands side by side is comparable."""
+    ends: list[float] = [scale.low, scale.high]
+    if scale.logarithmic:
+        axis._set_axes_scale("log")
+        ends = [10.0**end for end in ends]
+    (axis.axes.set_xlim if axis.axis_name == "x" else axis.axes.set_ylim)(*ends)
+    places = ticks or [(tick, f"{tick:g}") for tick in scale.ticks()]
+    axis.set_ticks([at for at, _ in places], [text for _, text in places])
+    axis.set_ticks([], minor=True)
 
 
-def _line(kind: str, left: float, right: float, top: float, bottom: float) -> Markup:
-    ends = map(short, (left, right, top, bottom))
-    return Markup('<line class="{}" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(kind, *ends)
+def _bands(panel: Panel) -> Iterator[tuple[float, float, float, str]]:
+    """From, to, pixels added on either side, words: those of marks are above the others."""
+    yield from ((one.low, one.high, 0.0, one.words) for one in panel.spans if one.words)
+    yield from ((at, at, MARK, words) for at, words in panel.marks if words)
 
 
-def _text(kind: str, x: float, y: float, text: str, anchor: str = "") -> Markup:
-    anchor = anchor or ("end" if "left" in kind else "middle")
-    return Markup('<text class="{}" x="{}" y="{}" text-anchor="{}">{}</text>').format(
-        kind, short(x), short(y), anchor, text
+def _hint(ax: Axes, high: float, low: float, end: float, more: float, words: str) -> Markup:
+    """A rectangle that is not seen, and says its words when it is pointed at."""
+    unit, box = 72 / ax.figure.dpi, ax.bbox
+    ends = [ax.transData.transform((x, 1.0))[0] for x in (low, end)]
+    left, right = (float(min(max(place, box.x0), box.x1)) * unit for place in ends)
+    sides = left - more, high - box.y1 * unit, right - left + 2 * more, box.height * unit
+    return Markup('<rect class="band" x="{}" y="{}" width="{}" height="{}">{}</rect>').format(
+        *map(short, sides), hinted(words)
     )

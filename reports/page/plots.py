@@ -178,7 +178,9 @@ def throughput_limits(pairs: Sequence[Pair]) -> tuple[float, float]:
     rates = [rate for one in series for _, rate in one.throughput()]
     # two commits within microseconds of each other would flatten everything else
     top = percentile(rates, 0.99) * 1.25 if rates else 1.0
-    ends = [one.steps[-1].time_s for one in series] + [p.faulted.arm.wall_s for p in pairs]
+    ends = [float(one.steps["time_s"].iloc[-1]) for one in series] + [
+        p.faulted.arm.wall_s for p in pairs
+    ]
     return max(ends) or 1.0, top or 1.0
 
 

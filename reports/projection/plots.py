@@ -28,7 +28,7 @@ def goodput(found: Projection) -> Markup:
         rows = sorted((r for r in found.rows if r.strategy == name), key=lambda row: row.gpus)
         edge = [(float(r.gpus), r.worst) for r in rows]
         edge += [(float(r.gpus), r.best) for r in reversed(rows)]
-        areas.append(Line(kind=f"area s{number % KINDS}", points=edge))
+        areas.append(Line(kind=f"s{number % KINDS}", points=edge))
     known = [value for curve in points.values() for value in curve.values()]
     known += [value for area in areas for _, value in area.points]
     scale = AxisScale([*known, 1.0], room=98.0, zero=False)

@@ -77,11 +77,7 @@ TORCH_IN_FUNCTIONS = (
     "harness.preflight",
 )
 
-PLOTS_AT_TOP = (
-    "reports.page.plots",
-    "reports.content.series",
-    "reports.page.svg",
-)
+PLOTS_AT_TOP = ("reports.content.series",)
 """Private modules of reports, imported by the functions that draw."""
 
 

@@ -110,9 +110,12 @@ def plot(
     across: AxisScale,
     name: str,
     ticks: Sequence[tuple[float, str]] | None = None,
+    *,
+    of: str = "",
 ) -> Markup:
     """``words`` stand for the drawing; ``across``: the axis that the panels share, ``name``: below
-    it; ``ticks``: (place, text), where not those of the scale.
+    it; ``ticks``: (place, text), where not those of the scale; ``of``: what is drawn, where a page
+    may have the same drawing twice.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -139,17 +142,18 @@ def plot(
     drawn = buffer.getvalue()
     drawn = drawn[drawn.index(">", drawn.index("<svg")) + 1 : drawn.rindex("</svg>")]
     drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
+    drawn = drawn.replace("xlink:href", "href")
     for kind, colour in COLOURS.items():
         drawn = drawn.replace(colour, f"var(--{VARIABLES[kind]})")
     return Markup(
         '<svg class="plot" viewBox="0 0 {1} {2}" role="img" aria-label="{0}"><title>{0}</title>{3}'
         "{4}</svg>"
-    ).format(words, short(WIDE), short(high), _apart(drawn, words), hints)
+    ).format(words, short(WIDE), short(high), _apart(drawn, of), hints)
 
 
-def _apart(drawn: str, words: str) -> Markup:
+def _apart(drawn: str, of: str) -> Markup:
     """Its ids apart from those of other drawings on a page."""
-    own = f"p{zlib.crc32(words.encode())}-"
+    own = f"p{zlib.crc32((of + drawn).encode())}-"
     drawn = re.sub(r'\bid="', f'id="{own}', drawn)
     return Markup(re.sub(r'(url\(|href=")#', rf"\1#{own}", drawn))
 
@@ -204,6 +208,5 @@ def _hint(ax: Axes, high: float, low: float, end: float, more: float, words: str
     ends = [ax.transData.transform((x, 1.0))[0] for x in (low, end)]
     left, right = (float(min(max(place, box.x0), box.x1)) * unit for place in ends)
     sides = left - more, high - box.y1 * unit, right - left + 2 * more, box.height * unit
-    return Markup('<rect class="band" x="{}" y="{}" width="{}" height="{}">{}</rect>').format(
-        *map(short, sides), hinted(words)
-    )
+    shape = Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}">{}</rect>')
+    return shape.format("mark" if more else "band", *map(short, sides), hinted(words))

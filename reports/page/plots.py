@@ -169,7 +169,9 @@ def throughput(pair: Pair, limits: tuple[float, float]) -> Plot:
     )
     title = _throughput_finding(pair, faulted, control)
     across = AxisScale([limits[0]], room=98.0)
-    return Plot(title=title, svg=plot(title, [panel], across, "seconds since the start"))
+    return Plot(
+        title=title, svg=plot(title, [panel], across, "seconds since the start", of=pair.cell)
+    )
 
 
 def throughput_limits(pairs: Sequence[Pair]) -> tuple[float, float]:
@@ -247,7 +249,7 @@ def loss(pair: Pair) -> Plot | None:
     ]
     steps = [float(step) for step in {*faulted, *control}]
     across = AxisScale(steps, room=98.0, zero=False)
-    return Plot(title=title, svg=plot(title, panels, across, "step"))
+    return Plot(title=title, svg=plot(title, panels, across, "step", of=pair.cell))
 
 
 def _points(curve: Mapping[int, float]) -> list[tuple[float, float]]:

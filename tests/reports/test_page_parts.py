@@ -187,7 +187,7 @@ def test_points_and_heads_say_what_they_are(drawn: Drawn) -> None:
     assert re.search(r"<title>recovery_time [\d.]+ s; recovery=hot-spare, repeat 2</title>", text)
     assert re.search(r"<title>recovery time [\d.]+ s; faulted arm of recovery=", text)
     assert re.search(r"<title>detect [\d.]+ s; faulted arm of recovery=hot-spare", text)
-    mark = r'<polygon class="fault"[^>]*><title>process-kill '
+    mark = r'<rect class="mark"[^>]*><title>process-kill '
     assert re.search(mark + r"at [\d.]+ s; ", text) and re.search(mark + "in step 77; ", text)
     for name, words in (
         ("throughput", r"[\d.e-]+ to [\d.e-]+ s: [\d.]+ samples/s; [\d.]+ without the fault"),

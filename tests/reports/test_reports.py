@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import pandas
 import pytest
 
 from tests.reports.conftest import Drawn
@@ -27,7 +28,7 @@ from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.results import Finding, Results
 from trainchaos.reports import markdown, trace
 from trainchaos.reports.content.figures import range_of
-from trainchaos.reports.content.series import ArmSeries, Commit
+from trainchaos.reports.content.series import ArmSeries
 from trainchaos.reports.content.tables import align
 from trainchaos.reports.outlets.terminal import summary
 
@@ -41,8 +42,7 @@ def finished(drawn: Drawn) -> Finished:
 
 
 def test_steps_of_one_moment_have_a_rate_together() -> None:
-    seen = enumerate((1.0, 2.0, 2.0, 4.0), start=1)
-    steps = [Commit(time_s=time_s, step=step, samples=4, loss=None) for step, time_s in seen]
+    steps = pandas.DataFrame({"time_s": [1.0, 2.0, 2.0, 4.0], "step": [1, 2, 3, 4], "samples": 4})
     arm: Any = None
     series = ArmSeries(arm=arm, observed=False, steps=steps, healed={})
     assert series.throughput() == [(2.0, 8.0), (4.0, 2.0)]

@@ -5,11 +5,12 @@ that a turn costs as much as there is to do, however many nodes there are.
 from __future__ import annotations
 
 import heapq
+import selectors
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from selectors import EVENT_READ, EVENT_WRITE, EpollSelector
+from selectors import EVENT_READ, EVENT_WRITE
 
 from trainchaos.recovery.nodes.coordinator.node_state import NodeState
 
@@ -18,7 +19,7 @@ class Switchboard:
     """The connections of all nodes, kept between turns."""
 
     def __init__(self) -> None:
-        self._selector: EpollSelector | None = None
+        self._selector: selectors.EpollSelector | None = None
         self._stirred: dict[int, NodeState] = {}
         self._listens: int | None = None
         self._agenda: list[tuple[int, int]] = []  # when, node
@@ -27,7 +28,7 @@ class Switchboard:
     # ---- connections
 
     def _open(self) -> EpollSelector:
-        self._selector = self._selector or EpollSelector()
+        self._selector = self._selector or selectors.EpollSelector()
         return self._selector
 
     def close(self) -> None:

@@ -359,8 +359,11 @@ def test_workers_end_with_their_rank() -> None:
     for fd in fds:
         assert readable(fd), "the worker outlives its rank"
         ended = os.waitid(os.P_PIDFD, fd, os.WEXITED)
-        # of itself it looks for its parent every five seconds, and exits
-        assert ended is not None and ended.si_code == os.CLD_KILLED
+        # of itself torch's worker looks for its parent every five seconds, and exits otherwise; one
+        # whose rank was gone before the kernel was asked to kill it ends with its own status
+        assert ended is not None
+        killed = ended.si_code == os.CLD_KILLED
+        assert killed or ended.si_status == processes.EXIT_ORPHANED
         os.close(fd)
 
 

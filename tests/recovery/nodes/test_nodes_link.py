@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from tests.support.fakes.orders import join as order
 from trainchaos.recovery.nodes.link.clock import DRIFT, REPEAT_S, ClockWatch
 from trainchaos.recovery.nodes.link.files import CHUNK, FileTail, land
 from trainchaos.recovery.nodes.link.link import READ, Link, Parcel, Post
@@ -194,15 +195,7 @@ def test_reading_a_message_maps_no_memory() -> None:
 
 
 def join(rank: int) -> Join:
-    return Join(
-        generation=7,
-        rank=rank,
-        world=1024,
-        store_port=4711,
-        restore=False,
-        timeout_s=60.0,
-        left_out=3,
-    )
+    return order(7, rank=rank, world=1024, store_port=4711, timeout_s=60.0, left_out=3)
 
 
 def test_pieces_of_what_is_left_out_are_counted_as_long_as_they_are() -> None:

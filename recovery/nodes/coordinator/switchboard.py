@@ -27,7 +27,7 @@ class Switchboard:
 
     # ---- connections
 
-    def _open(self) -> EpollSelector:
+    def _open(self) -> selectors.EpollSelector:
         self._selector = self._selector or selectors.EpollSelector()
         return self._selector
 

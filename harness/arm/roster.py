@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from trainchaos.chaos.errors import NoPlaceLeft
-from trainchaos.chaos.events.log import Kind
-from trainchaos.harness.arm.fault_context import Scene
 from trainchaos.harness.arm.placement import Placement
 from trainchaos.harness.launch.devices import DeviceBoard
-from trainchaos.harness.launch.launcher import Cluster, Exited, Leftovers
+from trainchaos.harness.launch.launcher import ArmSetup, Cluster, Leftovers
+from trainchaos.harness.undo.ledger import Ledger
 from trainchaos.recovery.health.care.place_check import Spot
 from trainchaos.recovery.policy.backoff import Reputation
+from trainchaos.recovery.process.host import Exited
+from trainchaos.recovery.supervise.supervisor import StartedProcess
 
 PATIENCE_S = (
     # with nodes that do not answer and are not given up: a busy machine takes seconds, a network
@@ -22,15 +23,23 @@ PATIENCE_S = (
 )
 
 
-class Roster:
-    """Every rank and spare that the arm ever had. ``asked_ns``: when each was first asked to end,
-    if it was.
+class ArmRoster:
+    """Every rank and spare that the arm ever had. ``asked_ns``: when each was first asked to
+    end, if it was.
     """
 
-    def __init__(self, scene: Scene, cluster: Cluster, *, spares: int) -> None:
-        topology = scene.setup.cell.scenario.topology
-        self._scene = scene
-        self._cluster = cluster
+    def __init__(
+        self,
+        setup: ArmSetup,
+        cluster: Cluster,
+        ledger: Ledger,
+        asked_ns: Mapping[str, int],
+        *,
+        spares: int,
+    ) -> None:
+        topology = setup.cell.scenario.topology
+        self._arm, self._cluster, self._ledger = setup.id, cluster, ledger
+        self._asked_ns = asked_ns
         self._pids: dict[str, int] = {}
         self._exited: set[str] = set()
         self._undo: dict[str, str] = {}  # process -> its record in the ledger
@@ -41,41 +50,40 @@ class Roster:
         self._reputation = Reputation()
         self._failing: frozenset[int] = frozenset()
         self._count = 0
-        self.asked_ns: dict[str, int] = {}
         self.device_of = self._board.device_of
         self.refuse_device = self._board.refuse
         self.accept_device = self._board.accept
         self.distrust, self.doubt = self._board.distrust, self._board.doubt
         self.node_of = self._placement.node_of
 
-    def spawn(self, role: str, mode: str) -> str:
-        """Start a process under the next free name: ``w<n>``, or ``s<n>`` for one that starts as
-        spare.
-
-        If the chosen node is lost at that moment or does not answer, the process starts on another
-        node under another name. Raises NoPlaceLeft when no node is left or none has answered for
-        ``PATIENCE_S``.
+    def start(self, role: str, mode: str) -> StartedProcess:
+        """If the chosen node is lost at that moment or does not answer, the process starts on
+        another node under another name. Raises NoPlaceLeft when no node is left or none has
+        answered for ``PATIENCE_S``.
         """
         name, pid, node, device = self._start(role, mode)
         self._pids[name] = pid
+        self.will_undo(name, pid)
+        return StartedProcess(name=name, pid=pid, node=node, device=device)
+
+    def expect(self, role: str, mode: str, count: int) -> None:
+        """An arm has few: they are started one by one."""
+
+    def will_undo(self, name: str, pid: int) -> None:
+        """Write the record by which any process can remove this one."""
         undo = self._cluster.undo(name, pid)
         if undo is not None:
-            self._undo[name] = self._scene.ledger.will(undo, arm=self._scene.setup.id, process=name)
-        self._scene.record(
-            Kind.PROCESS_SPAWNED,
-            process=name,
-            pid=pid,
-            role=role,
-            mode=mode,
-            node=node,
-            device=device,
-        )
-        return name
+            self._undo[name] = self._ledger.will(undo, arm=self._arm, process=name)
+
+    def undone(self, name: str) -> None:
+        """A process of no rank has ended."""
+        if name in self._undo:
+            self._ledger.undone(self._undo.pop(name), f"{name} has ended")
 
     def _start(self, role: str, mode: str) -> tuple[str, int, int, str]:
         why = "no node has a device that it may use"
         failed: set[int] = set()
-        now_ns = self._scene.now_ns()
+        now_ns = self._cluster.now_ns()
         first, until_ns = True, now_ns + int(PATIENCE_S * 1e9)
         bad = self._failing | {
             node for node in self._cluster.usable() if self._reputation.avoids(node, now_ns / 1e9)
@@ -86,7 +94,7 @@ class Roster:
             able = [node for node in self._cluster.usable() if self._board.takes(node)]
             able = [node for node in able if node not in self._tainted.nodes] or able
             usable = [node for node in able if node not in failed]
-            if not usable and able and self._scene.now_ns() < until_ns:
+            if not usable and able and self._cluster.now_ns() < until_ns:
                 failed, usable = set(), able
             if not usable:
                 break
@@ -113,11 +121,13 @@ class Roster:
         self._failing = frozenset(nodes)
         self._board.avoid(self._tainted.devices.union(devices))
 
-    def note_exit(self, report: Exited) -> int:
-        """Record that the exit is known; returns the pid that the process had."""
+    def forget(self, name: str) -> None:
+        """Its place is remembered: an arm has few processes."""
+
+    def exited(self, report: Exited) -> int:
         self._exited.add(report.process)
-        if report.process not in self.asked_ns and report.exit_code != 0:
-            self._reputation.failed(self.node_of(report.process), self._scene.now_ns() / 1e9)
+        if report.process not in self._asked_ns and report.exit_code != 0:
+            self._reputation.failed(self.node_of(report.process), self._cluster.now_ns() / 1e9)
         return self._pids[report.process]
 
     def spot_of(self, name: str) -> Spot | None:
@@ -136,7 +146,7 @@ class Roster:
     def living(self) -> list[str]:
         """Processes that are neither gone nor asked to end."""
         return [
-            name for name in self._pids if name not in self._exited and name not in self.asked_ns
+            name for name in self._pids if name not in self._exited and name not in self._asked_ns
         ]
 
     def there(self) -> list[str]:
@@ -151,4 +161,4 @@ class Roster:
         """The arm is over: close its undo records if nothing is left."""
         records: Mapping[str, str] = self._undo if not leftovers.processes else {}
         for process, record in records.items():
-            self._scene.ledger.undone(record, f"{process} and what it started ended with the arm")
+            self._ledger.undone(record, f"{process} and what it started ended with the arm")

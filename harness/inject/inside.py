@@ -27,7 +27,7 @@ class InsideActs:
         """Make each rank that holds act, one occurrence per rank. ``held``: rank -> process."""
         for rank, process in sorted(held.items()):
             who = {"process": process, "rank": rank}
-            groups = self._scene.groups if Need.CGROUP in act.fault.wants() else None
+            groups = self._scene.surface.groups if Need.CGROUP in act.fault.wants() else None
             undo = groups.undo(process) if groups is not None else ()
             aim = OccurrenceTarget(target=None, who=who, processes=(process,), rank=rank, undo=undo)
             self._send(process, command_of(self._struck.begin(act, aim)))

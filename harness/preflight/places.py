@@ -20,12 +20,8 @@ from trainchaos.harness.launch.devices import cuda_devices
 from trainchaos.harness.preflight import worker
 from trainchaos.harness.preflight.checks.check import Answer, Task
 from trainchaos.recovery.process.forkserver import ForkServer
-from trainchaos.recovery.process.local import (
-    Children,
-    Exited,
-    MessageReceived,
-    rank_environment,
-)
+from trainchaos.recovery.process.host import Exited, MessageReceived
+from trainchaos.recovery.process.local import Children, rank_environment
 from trainchaos.recovery.process.processes import become_subreaper
 from trainchaos.recovery.transport.wire import Extra
 
@@ -62,7 +58,7 @@ class Places:
             self._server.await_ready(limit_s)
             for name in names:
                 fork = partial(self._server.fork, config)
-                self.pids[name] = self._children.spawn(name, fork)
+                self.pids[name] = self._children.begin(name, fork)
         except BaseException:
             self.close()
             raise

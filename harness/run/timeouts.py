@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from trainchaos.chaos.scenario.model import Scenario
-from trainchaos.recovery.supervise import limits
-from trainchaos.recovery.supervise.supervision import Timing
+from trainchaos.recovery.supervise.supervision import Timing, check_limits
 
 
 def timing_of(scenario: Scenario) -> Timing:
@@ -15,4 +14,4 @@ def timing_of(scenario: Scenario) -> Timing:
 
 def refuse_clashing(scenario: Scenario) -> None:
     """Raise ScenarioError when limits are in the wrong order."""
-    limits.check(timing_of(scenario))
+    check_limits(timing_of(scenario))

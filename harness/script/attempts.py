@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainchaos.chaos.events.log import Kind
-from trainchaos.harness.arm.fault_context import RecordEvent
 from trainchaos.harness.script.processes.command import Command
 from trainchaos.harness.script.processes.environment import PreparedCommand
 from trainchaos.harness.script.processes.leftovers import CommandLeftovers
@@ -16,6 +15,7 @@ from trainchaos.harness.script.processes.ranks import Ranks
 from trainchaos.harness.script.rank_watch import RankWatch
 from trainchaos.harness.undo.ledger import Ledger
 from trainchaos.harness.undo.records import KillSession
+from trainchaos.recovery.supervise.supervision import RecordEvent
 
 TICK_S = 0.02
 TERM_GRACE_S = 3.0  # from SIGTERM to the kill

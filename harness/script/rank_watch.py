@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.scenario.workload import WorkloadSpec
-from trainchaos.harness.arm.fault_context import RecordEvent
 from trainchaos.harness.inject.injector import Injector
 from trainchaos.harness.script.listen.listening import CommandListener
 from trainchaos.harness.script.listen.observer import Observer
@@ -18,6 +17,7 @@ from trainchaos.harness.script.processes.command import Command
 from trainchaos.harness.script.processes.leftovers import CommandLeftovers
 from trainchaos.harness.script.processes.ranks import ExitedRank, Ranks
 from trainchaos.harness.script.rollcall import RollCall
+from trainchaos.recovery.supervise.supervision import RecordEvent
 
 SCAN_FORMING_S = 0.05  # between scans for ranks while some are missing
 SCAN_STEADY_S = 0.5

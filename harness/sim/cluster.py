@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainchaos.chaos import plugins
 from trainchaos.harness.launch import devices
-from trainchaos.harness.launch.launcher import ArmSetup, Exited, Leftovers, MessageReceived, Report
+from trainchaos.harness.launch.launcher import ArmSetup, Leftovers
 from trainchaos.harness.launch.places.seats import UNTAINTED, Tainted
 from trainchaos.harness.sim.rank.behaviour import Behaviour
 from trainchaos.harness.sim.rank.keepers import SimKeepers, SimMemoryCheckpointer
@@ -27,6 +27,7 @@ from trainchaos.harness.undo.base import Undo
 from trainchaos.recovery.health.care.place_check import Answer, Spot
 from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.policy.strategy import Strategy
+from trainchaos.recovery.process.host import Exited, MessageReceived, Report
 from trainchaos.recovery.process.stacks import STACK_SIGNAL
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import Mark

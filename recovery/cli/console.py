@@ -11,16 +11,14 @@ from trainchaos.recovery.cli.takeover_log import TakeoverLog
 from trainchaos.recovery.policy.strategy import ANNOUNCED
 from trainchaos.recovery.process.output import say
 from trainchaos.recovery.supervise.controller import Controller, Stage
+from trainchaos.recovery.supervise.loop import Observer
 
 MOST_PIDS = 64  # in a line
 _TRAINS = (Stage.TRAINING, Stage.PAUSING)
 
 
-class JobListener(Protocol):
-    """Follows a job for a person."""
-
-    def on_event(self, event: Event) -> None:
-        """The supervisor wrote an event."""
+class JobListener(Observer):
+    """Follows a job for a person; here each method does nothing."""
 
     def on_recovered(self, seconds: float, step: int) -> None:
         """After a failure the first step beyond all earlier ones is committed; seconds since it was
@@ -70,7 +68,7 @@ class Outage:
             self._since_s = None
 
 
-class ConsoleListener:
+class ConsoleListener(JobListener):
     """Prints a line on standard error for everything that a person wants to know."""
 
     def __init__(self, takeover: TakeoverLog | None) -> None:

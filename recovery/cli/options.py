@@ -17,8 +17,7 @@ from trainchaos.recovery.policy import strategies
 from trainchaos.recovery.policy.jobconfig import Saves
 from trainchaos.recovery.policy.mesh import Mesh
 from trainchaos.recovery.policy.strategy import Strategy
-from trainchaos.recovery.supervise import limits
-from trainchaos.recovery.supervise.supervision import Timing
+from trainchaos.recovery.supervise.supervision import Timing, check_limits
 
 
 class UsageError(Exception):
@@ -176,7 +175,7 @@ def timing_of(given: argparse.Namespace) -> Timing:
         late_s = beat_rate.late_s(beat_rate.beat_s(given.nodes))
         timing = replace(timing, hang=replace(timing.hang, late_s=late_s))
     try:
-        limits.check(timing)
+        check_limits(timing)
     except ScenarioError as error:
         raise UsageError(f"{error.message}; {error.hint}") from error
     return timing

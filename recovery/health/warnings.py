@@ -24,9 +24,6 @@ class Places(Protocol):
     def device_of(self, process: str) -> str | None:
         """Its device."""
 
-    def process_of(self, rank: int) -> str | None:
-        """The living process that holds a rank."""
-
     def avoid(self, *, nodes: Collection[int], devices: Collection[str]) -> None:
         """Start processes there, from now on, only where there is no other place."""
 
@@ -41,13 +38,18 @@ class Warned(Protocol):
         """These were started at a place that is about to fail."""
 
 
+Supervise = Callable[[Callable[[Warned], None]], object]
+"""Calls its argument with the supervisor, if there is one now."""
+
+
 class PlaceWarnings:
     """The warnings of one job. Each is repeated until its process is gone: a supervisor may be lost
     before it acts on one, and a second time means nothing to it.
     """
 
-    def __init__(self, places: Places) -> None:
-        self._places = places
+    def __init__(self, places: Places, process_of: Callable[[int], str | None]) -> None:
+        """``process_of``: the living process that holds a rank."""
+        self._places, self._process_of = places, process_of
         self._open: dict[str, str] = {}
         self._nodes: set[int] = set()  # that are about to fail
         self._devices: set[str] = set()
@@ -72,8 +74,8 @@ class PlaceWarnings:
         self._devices.discard(device)
         self._places.avoid(nodes=self._nodes, devices=self._devices)
 
-    def tell(self, supervise: Callable[[Callable[[Warned], None]], object]) -> None:
-        """Tell the supervisor. ``supervise``: calls its argument with it, if there is one now."""
+    def tell(self, supervise: Supervise) -> None:
+        """Tell the supervisor."""
         if not self._nodes and not self._devices and not self._open:
             return
         places = self._places
@@ -91,7 +93,7 @@ class PlaceWarnings:
         """The processes at the place of a sign: of the smallest place that it names."""
         places = self._places
         if sign.rank is not None:
-            holder = places.process_of(sign.rank)
+            holder = self._process_of(sign.rank)
             yield from (holder,) if holder else ()
             return
         for name in places.living():

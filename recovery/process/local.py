@@ -13,8 +13,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,13 @@ from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.recovery.policy.jobconfig import LOOPBACK
 from trainchaos.recovery.process import processes
 from trainchaos.recovery.process.child import ChildProcess
+from trainchaos.recovery.process.forkserver import (
+    MAX_REQUEST,
+    ForkServer,
+    LaunchRecipe,
+    start_cold,
+)
+from trainchaos.recovery.process.host import Dying, Exited, MessageReceived, NodeNews, Report
 from trainchaos.recovery.process.remnants import LeftoverSessions
 from trainchaos.recovery.process.starvation import Pulse, Usage
 from trainchaos.recovery.transport import progress_counters
@@ -62,43 +68,6 @@ for all jobs.
 RECORDER = "256"  # unless the user says how many; torch's own default is 2000
 
 
-@dataclass(frozen=True, kw_only=True)
-class MessageReceived:
-    """A process sent a message."""
-
-    process: str
-    message: Any
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exited:
-    """A process has exited: exit code or signal, the other None. ``time_ns``: when it was
-    noticed.
-    """
-
-    process: str
-    exit_code: int | None
-    signal: int | None
-    time_ns: int
-
-    @property
-    def how(self) -> str:
-        """For people: ``signal 9`` or ``exit code 1``."""
-        return f"signal {self.signal}" if self.signal is not None else f"exit code {self.exit_code}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dying:
-    """A process will exit in a moment, and trains no more; how it ends is not known yet. A hint: it
-    comes before the exit, or not at all when the exit is noticed first.
-    """
-
-    process: str
-
-
-Report = MessageReceived | Dying | Exited
-
-
 class Children:
     """Starts processes, exchanges messages with them, signals and reaps them; all by descriptors,
     so that no other process is hit.
@@ -125,7 +94,7 @@ class Children:
         self._rang_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll.register(self._rang_fd, select.EPOLLIN)
 
-    def spawn(
+    def begin(
         self, name: str, start: Callable[[list[int]], int], *, log: Path | None = None
     ) -> int:
         """Start a process; returns its pid. ``start`` gets its control and mark descriptor and
@@ -334,6 +303,89 @@ class Children:
         if fd in self._by_fd:
             del self._by_fd[fd]
             self._poll.unregister(fd)
+
+
+class LocalHost(Children):
+    """Processes of one machine, started by ``server`` or as ``recipe`` says; ``server`` outlives
+    this. In the supervisor's own process it is most of a ``recovery.process.host.Host``: who needs
+    one adds ``spawn``. ``devices``: of this machine; ``nodes``: names that all mean it.
+    """
+
+    store_host = LOOPBACK
+
+    def __init__(
+        self,
+        server: ForkServer,
+        recipe: LaunchRecipe,
+        devices: Sequence[str] = (),
+        *,
+        nodes: int = 1,
+        named: bool = False,
+    ) -> None:
+        super().__init__(named=named)
+        self._server, self._recipe = server, recipe
+        self._devices, self._nodes = devices, range(nodes)
+
+    def start(
+        self,
+        name: str,
+        config: bytes,
+        *,
+        mode: str,
+        log: Path | None = None,
+        waiting: Callable[[], None] | None = None,
+    ) -> int:
+        """Start a process, warm or cold, and return its pid. ``config``: for its entry; ``log``:
+        its event log; ``waiting``: called repeatedly until the process exists.
+
+        Raises InfrastructureError.
+        """
+        if len(config) > MAX_REQUEST:
+            raise InfrastructureError(
+                f"the configuration of {name} has {len(config)} bytes, over {MAX_REQUEST}",
+                hint="pass large parameters by a file",
+            )
+
+        def begin(fds: list[int]) -> int:
+            if mode == "warm":
+                return self._server.fork(config, fds, waiting)
+            return start_cold(self._recipe.cold, config, fds, self._recipe.environment)
+
+        return self.begin(name, begin, log=log)
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def usable(self) -> Collection[int]:
+        return self._nodes
+
+    def places_on(self, node: int) -> Sequence[str]:
+        return self._devices
+
+    def pid(self, name: str) -> int | None:
+        return child.pid if (child := self._children.get(name)) is not None else None
+
+    def news(self) -> Sequence[NodeNews]:
+        return ()
+
+
+def script_recipe() -> LaunchRecipe:
+    """The recipe of ranks that run a user's script (``recovery.rank.script``)."""
+    modules = (
+        "numpy.random",
+        "torch",
+        "torch._dynamo",
+        "torch.utils.data",
+        "torch.distributed.checkpoint",
+        "trainchaos.recovery.rank.job",
+        "trainchaos.recovery.state.warmth",
+    )
+    return LaunchRecipe(
+        entry="trainchaos.recovery.rank.script:start",
+        cold="trainchaos.recovery.rank.script",
+        modules=modules,
+        environment=rank_environment(),
+    )
 
 
 def memory_beside(log: Path) -> Path:

@@ -12,15 +12,13 @@ from typing import Any
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.policy.strategy import Cause, Health, StateFrom, Strategy
-from trainchaos.recovery.supervise import limits
 from trainchaos.recovery.supervise.adoption import Adoption, JobCondition, JobRecord
 from trainchaos.recovery.supervise.failures import NOTHING, Symptom
 from trainchaos.recovery.supervise.job_state import JobState
 from trainchaos.recovery.supervise.process_table import Process
 from trainchaos.recovery.supervise.recovery_cycle import RecoveryCycle
-from trainchaos.recovery.supervise.startup import Startup
-from trainchaos.recovery.supervise.supervision import Hands, Stage, Timing
-from trainchaos.recovery.supervise.watch import Watch
+from trainchaos.recovery.supervise.supervision import Hands, Stage, Timing, check_limits
+from trainchaos.recovery.supervise.waits import Startup, Watch
 from trainchaos.recovery.transport import wire
 from trainchaos.recovery.transport.versions import misfit
 
@@ -47,7 +45,7 @@ class Controller:
         self.strategy = strategy
         self.hands = hands
         self.timing = timing or Timing()
-        limits.check(self.timing)
+        check_limits(self.timing)
         self.job = JobState(
             hands,
             self.timing,
@@ -404,3 +402,8 @@ class Controller:
     def exit_was_expected(self, process: str) -> bool:
         """Whether the controller asked for this process's end."""
         return self.job.exit_was_expected(process)
+
+    def error_of(self, process: str) -> str:
+        """The reason that a process gave for ending; empty if it gave none."""
+        entry = self.job.table.get(process)
+        return entry.error if entry is not None else ""

@@ -17,8 +17,7 @@ from trainchaos.recovery.policy.rank_assignment import common_step, least_follow
 from trainchaos.recovery.policy.strategy import Cause, ClusterView, Failure, Health, Strategy
 from trainchaos.recovery.standby.likely import MOST_RANKS, likely_groups
 from trainchaos.recovery.supervise.divergence import DigestBook, Disagreement
-from trainchaos.recovery.supervise.excluded_samples import ExcludedSamples
-from trainchaos.recovery.supervise.failures import NOTHING, FailureBook
+from trainchaos.recovery.supervise.failures import NOTHING, ExcludedSamples, FailureBook
 from trainchaos.recovery.supervise.formation import Formation
 from trainchaos.recovery.supervise.process_table import Process, ProcessTable
 from trainchaos.recovery.supervise.progress import AgreementLog, ProgressWatch

@@ -28,9 +28,9 @@ from trainchaos.recovery.policy.strategy import (
 )
 from trainchaos.recovery.supervise.divergence import Disagreement
 from trainchaos.recovery.supervise.job_state import JobState
-from trainchaos.recovery.supervise.parking import Parking
 from trainchaos.recovery.supervise.process_table import Process
 from trainchaos.recovery.supervise.supervision import Stage
+from trainchaos.recovery.supervise.waits import Parking
 from trainchaos.recovery.transport.wire import Joined, Parked, PauseRequest
 
 _TRAINS = (Stage.TRAINING, Stage.PAUSING)

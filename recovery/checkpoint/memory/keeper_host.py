@@ -11,7 +11,8 @@ from typing import Protocol
 
 from trainchaos.recovery.checkpoint.memory.keeper import KeeperConfig
 from trainchaos.recovery.policy.jobconfig import LOOPBACK
-from trainchaos.recovery.process.local import Children, Report
+from trainchaos.recovery.process.host import Report
+from trainchaos.recovery.process.local import Children
 from trainchaos.recovery.transport.wire import Message
 
 Fork = Callable[[bytes, Sequence[int]], int]
@@ -81,6 +82,6 @@ class LocalKeeperHost:
         """Fork it."""
         log = self._log / f"{process}.log" if self._log is not None else None
         whole = config.model_copy(update={"parent": os.getpid(), "log": log})
-        return self._children.spawn(
+        return self._children.begin(
             process, lambda fds: self._fork(whole.model_dump_json().encode(), fds)
         )

@@ -23,7 +23,7 @@ from trainchaos.recovery.checkpoint.memory.keeper import (
 from trainchaos.recovery.checkpoint.memory.keeper_host import KeeperHost
 from trainchaos.recovery.checkpoint.memory.peers import Address
 from trainchaos.recovery.checkpoint.memory.pulse import Pulse
-from trainchaos.recovery.process.local import Exited, MessageReceived
+from trainchaos.recovery.process.host import Exited, MessageReceived
 from trainchaos.recovery.transport.wire import Extra
 
 START_LIMIT_S = 30.0

@@ -48,8 +48,8 @@ class Spots(Protocol):
 
 
 class PlaceCare:
-    """``record``: writes an event; ``name_of``: by which name a taint means a node; ``fit``: called
-    with the node and the device of a place that was found fit. Always ``close``.
+    """``record``: writes an event; ``name_of``: by which name a taint means a node. Always
+    ``close``.
     """
 
     def __init__(
@@ -59,10 +59,9 @@ class PlaceCare:
         record: Callable[..., Any],
         now_s: Callable[[], float],
         name_of: Callable[[int], str],
-        fit: Callable[[int, str], None] = lambda node, device: None,
     ) -> None:
         self._where, self._record, self._name_of = spots, record, name_of
-        self._fit = fit
+        self._fit: Callable[[int, str], None] = lambda node, device: None
         checker, taints = care.checker, care.taints
         self._taints = None if taints is None else AlarmTaints(taints)
         self._suspects = (
@@ -74,7 +73,7 @@ class PlaceCare:
             spots.doubt(self._suspects.avoids)
 
     def when_fit(self, fit: Callable[[int, str], None]) -> None:
-        """Set ``fit``."""
+        """``fit`` is called with the node and device of each place that is found fit."""
         self._fit = fit
 
     def failed(self, process: str, cause: str, detail: str) -> None:

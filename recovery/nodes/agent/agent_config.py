@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainchaos.recovery.process.node import LaunchRecipe
+from trainchaos.recovery.process.forkserver import LaunchRecipe
 
 LEASE_S = 120.0
 

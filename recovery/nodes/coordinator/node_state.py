@@ -14,7 +14,7 @@ from trainchaos.recovery.nodes.coordinator.outbox import Outbox
 from trainchaos.recovery.nodes.link.clock import ClockWatch, Offset
 from trainchaos.recovery.nodes.link.link import Link
 from trainchaos.recovery.nodes.link.protocol import Hello, MarkWords, Pong, Pressed
-from trainchaos.recovery.process.local import Dying, Exited, MessageReceived
+from trainchaos.recovery.process.host import Dying, Exited, MessageReceived
 from trainchaos.recovery.process.pressure import PressureReading
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import NEVER, PHASES, Mark

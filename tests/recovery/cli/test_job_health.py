@@ -11,10 +11,10 @@ import pytest
 
 from tests.recovery.health.test_job_watch import Watched
 from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind
-from trainchaos.recovery.cli import job_health
-from trainchaos.recovery.cli.job_health import JobHealth
+from trainchaos.recovery.cli.roster import device_at
 from trainchaos.recovery.health.care.place_care import NO_CARE, PlaceCare
 from trainchaos.recovery.health.readings.reports import HealthReport
+from trainchaos.recovery.supervise.job_health import JobHealth
 
 SPOTS = {"w0": (0, "cuda:0"), "w1": (0, "cuda:1"), "w2": (1, "cuda:0"), "w3": (1, "cuda:1")}
 
@@ -37,18 +37,19 @@ def warned(folder: Path, *said: Mapping[str, Any] | tuple[Kind, Mapping[str, Any
     def no_better_place(processes: Iterable[str]) -> None:
         assert not list(processes)
 
-    controller: Any = SimpleNamespace(
-        process_of="w{}".format, steps=0, on_warnings=on_warnings, no_better_place=no_better_place
-    )
-    processes: Any = SimpleNamespace(
-        pids=dict.fromkeys(SPOTS, 1),
+    controller: Any = SimpleNamespace(on_warnings=on_warnings, no_better_place=no_better_place)
+    roster: Any = SimpleNamespace(
+        living=lambda: SPOTS,
+        gone=lambda name: False,
+        node_of=lambda name: SPOTS[name][0],
+        device_of=lambda name: device_at(*SPOTS[name]),
         spot_of=SPOTS.get,
-        avoid=lambda fails: None,
+        avoid=lambda *, nodes, devices: None,
         spots_in_use=SPOTS.values,
     )
-    care = PlaceCare(NO_CARE, processes, print, lambda: 0.0, str)
-    spec: Any = SimpleNamespace(events=folder, shards=1)
-    health = JobHealth(processes, controller, None, lambda *_, **__: None, spec, care)
+    care = PlaceCare(NO_CARE, roster, print, lambda: 0.0, str)
+    record: Any = print
+    health = JobHealth(roster, care, record, "w{}".format, [], device_at)
     known = [one if isinstance(one, tuple) else (Kind.HEALTH_REPORTED, one) for one in said]
     events = [
         Event(
@@ -63,7 +64,7 @@ def warned(folder: Path, *said: Mapping[str, Any] | tuple[Kind, Mapping[str, Any
         for seq, (kind, data) in enumerate(known)
     ]
     health.recall(events)
-    health.look()
+    health.look(lambda act: act(controller))
     return set(told)
 
 
@@ -97,28 +98,16 @@ def test_a_device_that_was_found_fit_since_warns_nobody_again(tmp_path: Path) ->
     assert warned(tmp_path, whole, checked(fit=True)) == warned(tmp_path, whole) != set()
 
 
-def test_an_alarm_of_the_job_is_recorded_and_moves_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_alarm_of_the_job_is_recorded_and_moves_nobody(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
-    monkeypatch.setattr(
-        job_health, "job_service", lambda *_, **__: (watched.service, watched.detectors)
-    )
     events: list[tuple[Kind, dict[str, Any]]] = []
-    controller: Any = SimpleNamespace(steps=500)
-    processes: Any = SimpleNamespace(pids={})
-    health = JobHealth(
-        processes,
-        controller,
-        None,
-        lambda kind, **data: events.append((kind, data)),
-        SimpleNamespace(events=tmp_path, shards=1),  # type: ignore[arg-type]
-        PlaceCare(NO_CARE, processes, print, lambda: 0.0, str),
-    )
+    roster: Any = SimpleNamespace(avoid=None, spots_in_use=lambda: ())
+    record: Any = lambda kind, **data: events.append((kind, data))  # noqa: E731
+    care = PlaceCare(NO_CARE, roster, record, lambda: 0.0, str)
+    health = JobHealth(roster, care, record, lambda rank: None, [watched.service.take])
     for step in range(400):
         watched.ranks.commit(loss=500.0 if step == 300 else 2.0 + step % 7 / 50)
         watched.service.look()
-        health.look()
+        health.look(lambda act: pytest.fail("nobody is warned"))
     ((kind, data),) = events
     assert (kind, data["what"], data["rank"]) == (Kind.HEALTH_ALARM, "loss-spike", None)
-    assert watched.detectors.steps == 500

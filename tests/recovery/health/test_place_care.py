@@ -49,8 +49,8 @@ class Job:
             lambda kind, **data: self.events.append((kind, data)),
             lambda: 0.0,
             lambda node: f"host-{node}",
-            fit=lambda node, device: self.fit.append((node, device)),
         )
+        self.care.when_fit(lambda node, device: self.fit.append((node, device)))
 
     def spot_of(self, name: str) -> Spot | None:
         return SPOTS.get(name)

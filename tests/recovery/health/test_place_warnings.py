@@ -21,7 +21,7 @@ class Job:
         self.warned: dict[str, str] = {}
         self.late: list[str] = []
         self.there = True
-        self.warnings = PlaceWarnings(self)
+        self.warnings = PlaceWarnings(self, self.process_of)
 
     def living(self) -> Iterable[str]:
         """By name."""

@@ -32,7 +32,7 @@ from trainchaos.recovery.checkpoint.memory.keeper import PEERS_TOPIC, TOPIC, Kee
 from trainchaos.recovery.checkpoint.memory.keepers import Keepers
 from trainchaos.recovery.checkpoint.memory.peers import Peers
 from trainchaos.recovery.checkpoint.memory.protocol import Note, Notes
-from trainchaos.recovery.process.local import Exited, MessageReceived, Report
+from trainchaos.recovery.process.host import Exited, MessageReceived, Report
 from trainchaos.recovery.transport import stream
 from trainchaos.recovery.transport.wire import Extra, Message
 

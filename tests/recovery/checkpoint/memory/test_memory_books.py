@@ -14,7 +14,7 @@ from trainchaos.recovery.checkpoint.memory import keeper_store as module
 from trainchaos.recovery.checkpoint.memory import keepers as supervising
 from trainchaos.recovery.checkpoint.memory.keeper_store import KeeperStore, Refusal
 from trainchaos.recovery.policy import doubts
-from trainchaos.recovery.process.local import Exited
+from trainchaos.recovery.process.host import Exited
 
 
 def test_a_supervisor_of_keepers_knows_no_more_after_a_thousand(

@@ -18,7 +18,7 @@ from tests.recovery.test_run import EPOCHS, RECOVERABLE, Running, start, unharme
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.checkpoint.memory.keeper import PULSE_TOPIC
 from trainchaos.recovery.checkpoint.memory.pulse import HUNG_S, REST_S, TURN_S, Pulse
-from trainchaos.recovery.process.local import MessageReceived
+from trainchaos.recovery.process.host import MessageReceived
 from trainchaos.recovery.transport.wire import Extra
 
 __all__ = ["start", "unharmed"]  # fixtures

@@ -140,7 +140,6 @@ class ArmRoster:
         return {spot for name in self.there() if (spot := self.spot_of(name)) is not None}
 
     def gone(self, name: str) -> bool:
-        """Whether the exit is known."""
         return name in self._exited
 
     def living(self) -> list[str]:

@@ -50,12 +50,10 @@ class RunDirectory:
 
     @property
     def resolved(self) -> Path:
-        """The resolved scenario."""
         return self.root / "scenario.resolved.yaml"
 
     @property
     def system(self) -> Path:
-        """Machine and software versions."""
         return self.root / "system.json"
 
     @property
@@ -65,11 +63,9 @@ class RunDirectory:
 
     @property
     def results(self) -> Path:
-        """Derived results."""
         return self.root / "results.json"
 
     def events(self, arm: str) -> Path:
-        """Event logs of one arm."""
         return self.root / "events" / _inside(arm)
 
     def logs(self, arm: str) -> Path:
@@ -77,7 +73,6 @@ class RunDirectory:
         return _plain(self.root / "logs", arm)
 
     def checkpoints(self, arm: str) -> Path:
-        """Checkpoints of one arm."""
         return _plain(self.root / "checkpoints", arm)
 
     def arms(self) -> list[str]:

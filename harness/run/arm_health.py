@@ -85,7 +85,6 @@ class ArmHealth(JobHealth):
         super().__init__(roster, care, record, scene.process_of, sources)
 
     def start(self) -> None:
-        """Begin to watch."""
         if not self._simulated:
             self._job.start()
 

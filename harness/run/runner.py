@@ -243,7 +243,8 @@ def _play(
             if cell.scenario.workload.command is not None:
                 first = command not in seen
                 script = ScriptArm(setup, kinds, watcher=watcher, stop=stop, first=first)
-                pressure.follow(script.scene, script.scene.training)
+                scene = script.scene
+                pressure.follow(scene.record, scene.later, pressure.of_this_machine(scene.training))
                 kept = script.run() not in OVER
                 if script.observed:
                     seen.add(command)

@@ -45,7 +45,6 @@ class HarnessProcess(BaseModel):
 
     @classmethod
     def me(cls, marker: str) -> HarnessProcess:
-        """This process."""
         pid = os.getpid()
         return cls(
             pid=pid,

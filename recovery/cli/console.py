@@ -99,7 +99,6 @@ class ConsoleListener(JobListener):
         say(f"recovered: step {step} committed {seconds:.2f} s after the failure was detected")
 
     def on_failed_save(self, checkpoint: str, error: str) -> None:
-        """Print the disk's error."""
         say(f"checkpoint {checkpoint} could not be saved, training goes on: {error}")
 
 

@@ -99,7 +99,6 @@ class LocalScripts(LocalHost):
         self._events, self._health = events, health
 
     def await_ready(self, stopped: Callable[[], bool]) -> None:
-        """Wait until torch is imported."""
         self._server.await_ready()
         self._health.start()
 

@@ -86,7 +86,6 @@ class LeastTaken:
         return None
 
     def took(self, spot: Spot) -> None:
-        """A process was started there."""
         self._held[spot] += 1
 
     def close(self, node: int) -> None:
@@ -285,7 +284,6 @@ class ScriptRoster:
         return self._spots.get(name)
 
     def spots_in_use(self) -> set[Spot]:
-        """Those of all such processes."""
         return set(self._spots.values())
 
     def node_of(self, process: str) -> int | None:

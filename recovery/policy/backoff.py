@@ -59,7 +59,6 @@ class Reputation:
         self._failures: dict[Hashable, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
 
     def failed(self, place: Hashable, now_s: float) -> None:
-        """A process failed there."""
         self._failures[place].append(now_s)
 
     def avoids(self, place: Hashable, now_s: float) -> bool:

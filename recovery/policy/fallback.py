@@ -30,7 +30,6 @@ CORRUPTIONS = (Cause.NONFINITE, Cause.DIVERGED)
 
 
 def valid_survivors(view: ClusterView) -> tuple[ProcessView, ...]:
-    """Survivors whose state is whole."""
     return tuple(p for p in view.survivors if p.valid)
 
 

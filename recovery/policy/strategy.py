@@ -193,7 +193,6 @@ class ClusterView:
 
     @cached_property
     def starting(self) -> tuple[ProcessView, ...]:
-        """Processes on their way."""
         return tuple(view for view in self.processes if view.health is Health.STARTING)
 
 

@@ -113,7 +113,6 @@ class LogRoom:
 
     @property
     def due(self) -> bool:
-        """Whether ``look`` would check now."""
         return time.monotonic() >= self._due_s
 
     def look(self, living: Collection[str]) -> DroppedLogs | None:

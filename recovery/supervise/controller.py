@@ -126,7 +126,6 @@ class Controller:
     # ---- detect: what processes say
 
     def on_message(self, process: str, message: object) -> None:
-        """A process sent a message."""
         entry = self.job.table.get(process)
         if entry is None or entry.health is Health.DEAD or self.stage is Stage.DONE:
             return
@@ -331,7 +330,6 @@ class Controller:
 
     @property
     def stage(self) -> Stage:
-        """Where the job is."""
         return self._cycle.stage
 
     @property
@@ -359,7 +357,6 @@ class Controller:
 
     @property
     def world(self) -> int:
-        """Ranks asked for."""
         return self.job.world
 
     @property

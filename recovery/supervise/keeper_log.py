@@ -55,7 +55,6 @@ class KeeperLog:
 
     @property
     def names(self) -> list[str]:
-        """The living keepers."""
         return list(self._living)
 
     def look(self) -> None:
@@ -82,7 +81,6 @@ class KeeperLog:
         return process in self._known
 
     def signal(self, process: str, signum: int) -> None:
-        """Signal a keeper."""
         if self._keepers is not None:
             self._keepers.signal(process, signum)
 

@@ -80,7 +80,6 @@ class Loop(ABC):
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
     ) -> Event:
-        """Write an event."""
         self.log.generation = self.generation
         event = self.log.write(kind, step=step, generation=generation, **data)
         self.observer.on_event(event)

@@ -160,7 +160,6 @@ class ProcessTable:
 
     @property
     def started(self) -> int:
-        """Number of processes ever started."""
         return self._started
 
     def overdue(self, now_s: float) -> list[Process]:

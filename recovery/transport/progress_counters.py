@@ -91,7 +91,6 @@ class MarkPage:
         self._hidden = False
 
     def read(self) -> Mark:
-        """The current mark."""
         words = self._words
         return Mark(
             generation=words[_GENERATION],
@@ -129,7 +128,6 @@ class MarkPage:
         self._words[_TIME] = time.monotonic_ns()
 
     def commit(self, step: int) -> None:
-        """Note a committed step."""
         self._words[_COMMITTED] = step
 
     def wrote(self, seq: int) -> None:
@@ -152,7 +150,6 @@ class MarkPage:
             self._hidden, self._words = False, self._shared
 
     def close(self) -> None:
-        """Release the memory."""
         self._words.release()
         self._shared.release()
         self._map.close()

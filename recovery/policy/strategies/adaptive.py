@@ -64,7 +64,6 @@ class Adaptive(Strategy):
 
     @property
     def spares_wanted(self) -> int:
-        """As many as configured."""
         return self.spares
 
     @property

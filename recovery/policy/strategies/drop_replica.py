@@ -41,7 +41,6 @@ class DropReplica(Strategy):
         return fallback.shrink(view, why="the lost rank is dropped")
 
     def on_spare_lost(self, view: ClusterView) -> Decision:
-        """Start another replacement."""
         if not self.rejoin:
             return Decision(actions=(), reason="nobody is replaced")
         return fallback.replenish(view, spares=0, role="worker")

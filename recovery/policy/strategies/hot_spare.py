@@ -40,12 +40,10 @@ class HotSpare(Strategy):
 
     @property
     def spares_wanted(self) -> int:
-        """As many as configured."""
         return self.spares
 
     @property
     def spare_sync(self) -> SpareSync:
-        """As the parameters say."""
         return SpareSync(self.sync, self.lag, self.rehearse)
 
     def on_failure(self, view: ClusterView) -> Decision:

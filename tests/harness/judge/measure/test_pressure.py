@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tests.support.costs import calls
 from tests.support.fakes.readings import NS, Load, readings, steady, until
 from tests.support.logs import ORCHESTRATOR, Line, Script
 from trainchaos.chaos.events.log import Event, Kind, Log
-from trainchaos.harness.arm.pressure import MOST_NODES, follow, follow_built_in
+from trainchaos.harness.arm.pressure import MOST_NODES, follow, follow_built_in, of_this_machine
 from trainchaos.harness.judge.checkers import check_all
 from trainchaos.harness.judge.checkers.job import world
 from trainchaos.harness.judge.measure.pressure import TOO_BUSY, Pressure, pressures_of
@@ -419,14 +420,16 @@ class Scene:
 class Here:
     """A cluster of this machine."""
 
-    def __init__(self, pids: Mapping[str, int]) -> None:
-        self.pids = pids
+    simulated = False
+
+    def pid(self, name: str) -> int:
+        return 1
 
 
 def test_nothing_is_read_in_a_recovery(tmp_path: Path) -> None:
     scene, root = Scene(), proc(tmp_path, p7_schedstat="1 2 3\n", p8_schedstat="1 2 3\n")
     there: dict[str, int] = {}
-    follow(scene, lambda: there, PressureReader(root=root))
+    follow(scene.record, scene.later, of_this_machine(lambda: there, PressureReader(root=root)))
     scene.turn()
     assert scene.events == []
     there = {"w0": 7, "w1": 8}
@@ -441,10 +444,10 @@ def test_nothing_is_read_in_a_recovery(tmp_path: Path) -> None:
 
 def test_only_ranks_that_train_on_this_machine_are_read() -> None:
     elsewhere = Scene()
-    follow_built_in(elsewhere, object())
+    follow_built_in(elsewhere, SimpleNamespace(simulated=True))
     assert elsewhere.waiting == [], "a simulator's"
     scene = Scene()
-    follow_built_in(scene, Here({"w0": 1, "w1": 1, "s0": 1}))
+    follow_built_in(scene, Here())
     for stage in Stage:
         scene.stage = stage
         scene.turn()
@@ -457,6 +460,8 @@ def test_only_ranks_that_train_on_this_machine_are_read() -> None:
 
 class Nodes:
     """A cluster of nodes that read for themselves."""
+
+    simulated = False
 
     def __init__(self) -> None:
         self.now = 100

@@ -5,7 +5,7 @@ conditions that end it, and who watches it.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,11 +15,44 @@ from trainchaos.chaos.planning.load import ARM_LEAST_S, OWN, WORTH_SAYING, Other
 from trainchaos.chaos.scenario.sla import parse_stop
 from trainchaos.chaos.schedule.plan import PlannedFault, plan_scenario
 from trainchaos.chaos.schedule.stops import FailureTally, JobSnapshot, to_stop
-from trainchaos.harness.arm.timers import Timers
-from trainchaos.harness.arm.watching import Watcher
 from trainchaos.harness.launch.launcher import ArmSetup
+from trainchaos.recovery.process.host import RecordEvent
 from trainchaos.recovery.supervise.loop import Observer
-from trainchaos.recovery.supervise.supervision import RecordEvent
+
+
+class Timers:
+    """``now_ns``: the clock of the arm."""
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self.now_ns = now_ns
+        self._pending: list[tuple[int, Callable[[], None]]] = []  # in the order they were set
+
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Run ``action`` in ``delay_s`` seconds, if the arm still runs then."""
+        self._pending.append((self.now_ns() + int(delay_s * 1e9), action))
+
+    def run_due(self) -> None:
+        """Run the actions that are due. An action set by another waits for the next call."""
+        now = self.now_ns()
+        due = [action for due_ns, action in self._pending if due_ns <= now]
+        self._pending = [item for item in self._pending if item[0] > now]
+        for action in due:
+            action()
+
+
+class Watcher(Protocol):
+    """Shows an arm to a person."""
+
+    def on_event(self, setup: ArmSetup, event: Event) -> None:
+        """The arm wrote an event."""
+
+    def on_waiting(self, setup: ArmSetup, known: str) -> None:
+        """What is ``known`` of a command of which no step was seen yet, for people; empty once one
+        was.
+        """
+
+    def on_progress(self, setup: ArmSetup, committed: int, now_ns: int) -> None:
+        """The job has committed this many steps."""
 
 
 @dataclass(frozen=True, kw_only=True)

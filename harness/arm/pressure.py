@@ -14,8 +14,9 @@ from itertools import islice
 from typing import Any
 
 from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.process.host import RecordEvent
 from trainchaos.recovery.process.pressure import EVERY_S, PressureReader, PressureReading
-from trainchaos.recovery.supervise.supervision import RecordEvent, Stage
+from trainchaos.recovery.supervise.supervision import Stage
 
 MOST_NODES = 8
 """How many nodes' readings are recorded at a time."""
@@ -51,8 +52,8 @@ def of_this_machine(
 
 
 def follow_built_in(scene: Any, cluster: Any) -> None:
-    """As ``follow``, for the ranks of a ``harness.run.scene.BuiltInScene``; records nothing of
-    simulated ones.
+    """As ``follow``, for ranks that are not simulated. ``scene``: their
+    ``harness.run.orchestrator.BuiltInScene``.
     """
     if cluster.simulated:
         return

@@ -5,20 +5,21 @@ its machines, and injected reports.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.arm.emulated_devices import EmulatedDevices
+from trainchaos.harness.arm.fault_context import Scene
 from trainchaos.harness.arm.roster import ArmRoster
 from trainchaos.harness.launch.launcher import ArmSetup, Cluster
-from trainchaos.harness.run.scene import BuiltInScene
 from trainchaos.recovery.health.care.place_care import Care, PlaceCare
 from trainchaos.recovery.health.care.place_check import Answer, Checker
 from trainchaos.recovery.health.job_watch import job_service
+from trainchaos.recovery.health.readings.reports import ReportFile
 from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.health.service import HealthService, device_detectors
 from trainchaos.recovery.health.taints import TaintList, taints_path
 from trainchaos.recovery.supervise.job_health import JobHealth
-from trainchaos.recovery.supervise.supervision import RecordEvent
 
 NS = 1e9
 
@@ -39,6 +40,13 @@ class ArmChecks:
         ]
 
 
+class HealthScene(Scene, Protocol):
+    """The arm, whose health source and devices are there."""
+
+    health: ReportFile
+    devices: EmulatedDevices
+
+
 class ArmHealth(JobHealth):
     """The monitors of one arm. Simulated ranks are watched on their own clock, between two turns,
     so that the same seed finds the same; real ones by a thread.
@@ -48,9 +56,8 @@ class ArmHealth(JobHealth):
         self,
         setup: ArmSetup,
         cluster: Cluster,
-        scene: BuiltInScene,
+        scene: HealthScene,
         roster: ArmRoster,
-        record: RecordEvent,
     ) -> None:
         spec, wanted = setup.cell.scenario.workload, setup.cell.scenario.health
         self._scene, self._simulated = scene, cluster.simulated
@@ -71,7 +78,7 @@ class ArmHealth(JobHealth):
         care = PlaceCare(
             Care(checker=checker, taints=TaintList(taints_path()) if real else None),
             roster,
-            record,
+            scene.record,
             lambda: cluster.now_ns() / NS,
             cluster.taint_name,
         )
@@ -82,7 +89,7 @@ class ArmHealth(JobHealth):
             self._devices.take,
             self._job.take,
         ]
-        super().__init__(roster, care, record, scene.process_of, sources)
+        super().__init__(roster, care, scene.record, scene.process_of, sources)
 
     def start(self) -> None:
         if not self._simulated:

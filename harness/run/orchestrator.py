@@ -11,32 +11,33 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from trainchaos.chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind, read_actor
 from trainchaos.chaos.fault.base import Fault
-from trainchaos.harness.arm.observer import ArmObserver, Vitals, introduce, plan_of
+from trainchaos.harness.arm.emulated_devices import EmulatedDevices, emulated
+from trainchaos.harness.arm.in_force import ActiveEffects
+from trainchaos.harness.arm.observer import ArmObserver, Timers, Vitals, Watcher, introduce, plan_of
 from trainchaos.harness.arm.roster import ArmRoster
-from trainchaos.harness.arm.timers import Timers
-from trainchaos.harness.arm.watching import Watcher
 from trainchaos.harness.inject.injector import Injector
 from trainchaos.harness.launch.launcher import ArmSetup, Cluster, Leftovers
 from trainchaos.harness.run.arm_health import ArmHealth
-from trainchaos.harness.run.scene import BuiltInScene
 from trainchaos.harness.run.timeouts import timing_of
 from trainchaos.harness.undo.ledger import Ledger
 from trainchaos.recovery.health.care.place_care import NOT_OF_A_PLACE
 from trainchaos.recovery.health.quarantine import about
+from trainchaos.recovery.health.readings.reports import ReportFile
 from trainchaos.recovery.policy.strategy import StateFrom, Strategy
-from trainchaos.recovery.process.host import Exited, MessageReceived, Report
+from trainchaos.recovery.process.host import Exited, Hands, MessageReceived, Report
 from trainchaos.recovery.supervise.adoption import past
 from trainchaos.recovery.supervise.controller import Controller, Stage, Timing
 from trainchaos.recovery.supervise.keeper_log import KeeperLog
-from trainchaos.recovery.supervise.supervision import Hands, StopFlag
+from trainchaos.recovery.supervise.supervision import StopFlag
 from trainchaos.recovery.supervise.supervisor import JobSize, Supervisor
 from trainchaos.recovery.transport.wire import CheckpointNote, Extra, Join, Message
 
 FIRST_STATE = StateFrom.INITIAL  # an arm has a checkpoint directory of its own, which is empty
+_T = TypeVar("_T")
 _TRIGGER_KINDS: Mapping[Kind, str] = MappingProxyType(
     {
         Kind.FAILURE_DETECTED: "recovery_started",
@@ -89,7 +90,7 @@ class Orchestrator(Supervisor):
             ended=self.roster.undone,
         )
         self.scene = BuiltInScene(setup, self, ledger, timers)
-        self._health = ArmHealth(setup, cluster, self.scene, self.roster, self.record)
+        self._health = ArmHealth(setup, cluster, self.scene, self.roster)
         plan = plan_of(setup, kinds, spares=strategy.spares_wanted)
         self._injector = Injector(self.scene, plan, kinds)
         self.observer = ArmObserver(setup, self, self._injector, timers, watcher)
@@ -284,6 +285,58 @@ class Orchestrator(Supervisor):
             if self.generation > 1:
                 self._injector.on_event("recovered")
         return event
+
+
+class BuiltInScene:
+    """Implements ``harness.arm.fault_context.Scene``."""
+
+    def __init__(self, setup: ArmSetup, arm: Orchestrator, ledger: Ledger, timers: Timers) -> None:
+        self._arm, roster, cluster = arm, arm.roster, arm.host
+        self.setup, self.ledger, self.in_force = setup, ledger, ActiveEffects()
+        self.health = ReportFile(setup.run.root / "health" / f"{setup.id}.jsonl")
+        self.surface, self.send, self.now_ns = cluster, cluster.send, cluster.now_ns
+        self.record, self.later = arm.record, timers.later
+        self.process_of, self.lose_coordinator = arm.process_of, arm.lose_coordinator
+        self.node_of, self.device_of = roster.node_of, roster.device_of
+        self.refuse_device, self.accept_device = roster.refuse_device, roster.accept_device
+        self.devices = EmulatedDevices(
+            emulated(setup.cell.scenario.faults),
+            setup.cell.scenario.workload.ranks,
+            device_of=lambda rank: self._of_rank(rank, roster.device_of),
+            node_of=lambda rank: self._of_rank(rank, roster.node_of),
+            seed=f"{setup.seed}/{setup.arm}",
+        )
+
+    @property
+    def controller(self) -> Controller:
+        """The controller that supervises, or did last."""
+        return self._arm.controller
+
+    @property
+    def has_coordinator(self) -> bool:
+        return self._arm.has_coordinator
+
+    def signal(self, process: str, signum: int) -> None:
+        """Signal a rank, a spare or a keeper."""
+        self._holder_of(process).signal(process, signum)
+
+    def os_state(self, process: str) -> str:
+        """The kernel's state of a rank, a spare or a keeper."""
+        return self._holder_of(process).os_state(process)
+
+    def _of_rank(self, rank: int, what: Callable[[str], _T | None]) -> _T | None:
+        process = self.process_of(rank)
+        return None if process is None else what(process)
+
+    def spare(self, index: int) -> str | None:
+        ready = self.controller.ready_spares
+        return ready[index] if index < len(ready) else None
+
+    def on_node(self, node: int) -> list[str]:
+        return [*self._arm.roster.on_node(node), *self._arm.keepers.on(node)]
+
+    def _holder_of(self, process: str) -> Cluster | KeeperLog:
+        return self._arm.keepers if self._arm.keepers.owns(process) else self._arm.host
 
 
 class CoordinatorLost(Exception):

@@ -29,7 +29,7 @@ from trainchaos.chaos.loading.load import LoadedScenario
 from trainchaos.chaos.scenario.model import Cell, ResolvedRun, SkippedCell, WorkloadSpec
 from trainchaos.chaos.schedule.plan import repeat_seed
 from trainchaos.harness.arm import pressure
-from trainchaos.harness.arm.watching import Watcher
+from trainchaos.harness.arm.observer import Watcher
 from trainchaos.harness.host.rundir import (
     RunDirectory,
     arm_id,

@@ -17,9 +17,7 @@ from typing import Any
 
 from trainchaos.chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind
 from trainchaos.chaos.fault.base import Fault
-from trainchaos.harness.arm.observer import ArmObserver, Vitals, introduce, plan_of
-from trainchaos.harness.arm.timers import Timers
-from trainchaos.harness.arm.watching import Watcher
+from trainchaos.harness.arm.observer import ArmObserver, Timers, Vitals, Watcher, introduce, plan_of
 from trainchaos.harness.inject.injector import Injector
 from trainchaos.harness.launch.launcher import ArmSetup
 from trainchaos.harness.script.attempts import TICK_S, Attempts

@@ -15,7 +15,7 @@ from trainchaos.harness.script.processes.ranks import Ranks
 from trainchaos.harness.script.rank_watch import RankWatch
 from trainchaos.harness.undo.ledger import Ledger
 from trainchaos.harness.undo.records import KillSession
-from trainchaos.recovery.supervise.supervision import RecordEvent
+from trainchaos.recovery.process.host import RecordEvent
 
 TICK_S = 0.02
 TERM_GRACE_S = 3.0  # from SIGTERM to the kill

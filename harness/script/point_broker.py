@@ -24,7 +24,7 @@ from trainchaos.harness.script.listen.observer import Observer
 from trainchaos.harness.script.points import PointDone, PointRequest, Points
 from trainchaos.harness.script.processes.hang_witness import HangWitness
 from trainchaos.harness.script.processes.ranks import Ranks
-from trainchaos.recovery.supervise.supervision import RecordEvent
+from trainchaos.recovery.process.host import RecordEvent
 from trainchaos.recovery.transport.wire import Extra, Message
 
 OUTPUT_LIMIT = 200

@@ -17,7 +17,7 @@ from trainchaos.harness.script.processes.command import Command
 from trainchaos.harness.script.processes.leftovers import CommandLeftovers
 from trainchaos.harness.script.processes.ranks import ExitedRank, Ranks
 from trainchaos.harness.script.rollcall import RollCall
-from trainchaos.recovery.supervise.supervision import RecordEvent
+from trainchaos.recovery.process.host import RecordEvent
 
 SCAN_FORMING_S = 0.05  # between scans for ranks while some are missing
 SCAN_STEADY_S = 0.5

@@ -8,14 +8,14 @@ import time
 from collections.abc import Mapping
 
 from trainchaos.harness.arm.in_force import ActiveEffects
-from trainchaos.harness.arm.timers import Timers
+from trainchaos.harness.arm.observer import Timers
 from trainchaos.harness.launch.launcher import ArmSetup
 from trainchaos.harness.launch.storage import Storage, mount_for
 from trainchaos.harness.script.listen.observer import Observer
 from trainchaos.harness.script.point_broker import PointBroker
 from trainchaos.harness.script.processes.ranks import Ranks
 from trainchaos.harness.undo.ledger import Ledger
-from trainchaos.recovery.supervise.supervision import RecordEvent
+from trainchaos.recovery.process.host import RecordEvent
 
 
 class CommandSurface:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
 from trainchaos.recovery.cli.takeover_log import TakeoverLog
 from trainchaos.recovery.policy.strategy import ANNOUNCED
 from trainchaos.recovery.process.output import say
-from trainchaos.recovery.supervise.controller import Controller, Stage
+from trainchaos.recovery.supervise.controller import Stage
 from trainchaos.recovery.supervise.loop import Observer
+from trainchaos.recovery.supervise.supervisor import Supervisor
 
 MOST_PIDS = 64  # in a line
 _TRAINS = (Stage.TRAINING, Stage.PAUSING)
@@ -29,17 +30,6 @@ class JobListener(Observer):
         """A checkpoint could not be saved; training goes on."""
 
 
-class Supervised(Protocol):
-    """The part of a supervisor that ``Outage`` needs."""
-
-    @property
-    def controller(self) -> Controller:
-        """Of its job."""
-
-    def now_s(self) -> float:
-        """Monotonic seconds."""
-
-
 class Outage:
     """Tells a listener when the job is past a failure that stopped it."""
 
@@ -48,12 +38,12 @@ class Outage:
         self._since_s: float | None = None
         self._step = 0
 
-    def begins(self, job: Supervised) -> None:
+    def begins(self, job: Supervisor) -> None:
         """A failure stops the job. Of several in a row the first counts."""
         if self._since_s is None:
             self._since_s, self._step = job.now_s(), job.controller.committed
 
-    def look(self, job: Supervised) -> None:
+    def look(self, job: Supervisor) -> None:
         """Whether a step beyond all earlier ones is committed, by a generation that trains: of one
         that was broken, members may still report what they had done before. Costs something only
         after a failure: the step of a large job takes a while to find out.

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from trainchaos.chaos.errors import InfrastructureError, NoPlaceLeft
 from trainchaos.recovery.cli.avoided_places import AvoidedPlaces
@@ -21,7 +20,6 @@ from trainchaos.recovery.nodes.coordinator.node_state import NodeInfo
 from trainchaos.recovery.nodes.coordinator.software import refuse_other
 from trainchaos.recovery.nodes.host import FleetHost
 from trainchaos.recovery.nodes.link.beat_rate import ping_s
-from trainchaos.recovery.process.host import Host
 from trainchaos.recovery.process.local import LocalHost, script_recipe
 from trainchaos.recovery.process.output import say
 from trainchaos.recovery.process.processes import become_subreaper
@@ -49,36 +47,6 @@ class Surroundings:
 
 Configure = Callable[[str, str, Surroundings], ScriptConfig]
 """The configuration of a process, by its name and role."""
-
-
-class ScriptHost(Host, Protocol):
-    """A host that runs a script."""
-
-    configure: Configure
-    """Set by the supervisor."""
-
-    store_host: str
-    """Where the key-value store listens, so that all processes reach it."""
-
-    here: bool
-    """Whether its processes are on this machine."""
-
-    def await_ready(self, stopped: Callable[[], bool]) -> None:
-        """Wait until processes can be started, or ``stopped``. Raises InfrastructureError."""
-
-    def inherit(self, processes: Mapping[str, tuple[int, int]]) -> None:
-        """Instead of ``await_ready``: take over processes that may be alive, by name: node and pid.
-        Raises InfrastructureError.
-        """
-
-    def may_return(self) -> bool:
-        """Whether a place that could not start a process may do so again."""
-
-    def hardware(self) -> Sequence[Sign]:
-        """What health services found since the last call."""
-
-    def close(self) -> dict[int, str]:
-        """End everything; returns what could not be removed: pid -> name."""
 
 
 class LocalScripts(LocalHost):
@@ -161,7 +129,9 @@ class FleetScripts(FleetHost):
         self._known: Mapping[int, NodeInfo] = {}
 
     def await_ready(self, stopped: Callable[[], bool]) -> None:
-        """Wait until an agent has connected for each node."""
+        """Wait until an agent has connected for each node, or ``stopped``. Raises
+        InfrastructureError.
+        """
         host, port = self.fleet.address
         say(f"{len(self._numbers)} agents are to dial {host}:{port}")
         self.fleet.await_nodes(
@@ -231,6 +201,10 @@ class FleetScripts(FleetHost):
         )
         config = self.configure(name, role, there).model_dump(mode="json")
         self.ask_for(name, node, config, mode=mode, log=f"{name}.jsonl")
+
+
+ScriptHost = LocalScripts | FleetScripts
+"""A host that runs a script; ``configure`` is set by the supervisor."""
 
 
 class _Arrivals:

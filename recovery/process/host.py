@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.wire import Message
@@ -61,7 +61,23 @@ class NodeNews:
     data: Mapping[str, Any]
 
 
-class Host(Protocol):
+class ProcessStates(Protocol):
+    """What can be seen of processes."""
+
+    def mark(self, name: str) -> Mark:
+        """Its progress mark; readable after its death too."""
+
+    def os_state(self, name: str) -> str:
+        """R, S, D, T, Z, X if gone; ? while its node is silent."""
+
+    def pulse(self, name: str) -> Pulse:
+        """How much processor time it got."""
+
+    def pid(self, name: str) -> int | None:
+        """Its pid, where it is a process of this machine that was started here; else None."""
+
+
+class Host(ProcessStates, Protocol):
     """Processes by name. An unknown name is that of a process that exited long ago."""
 
     def now_ns(self) -> int:
@@ -88,18 +104,6 @@ class Host(Protocol):
     def signal(self, name: str, signum: int) -> None:
         """Signal a process through its held pidfd; one that has exited is no error."""
 
-    def mark(self, name: str) -> Mark:
-        """Its progress mark; readable after its death too."""
-
-    def os_state(self, name: str) -> str:
-        """R, S, D, T, Z, X if gone; ? while its node is silent."""
-
-    def pulse(self, name: str) -> Pulse:
-        """How much processor time it got."""
-
-    def pid(self, name: str) -> int | None:
-        """Its pid, where it is a process of this machine that was started here; else None."""
-
     def stacks(self, name: str) -> str | None:
         """What it wrote since it was sent ``recovery.process.stacks.STACK_SIGNAL``; None: nothing
         can be read, as of a simulated one.
@@ -112,3 +116,49 @@ class Host(Protocol):
 
     def news(self) -> Sequence[NodeNews]:
         """Events of nodes since the last call."""
+
+
+class Hands(ProcessStates, Protocol):
+    """What a controller can do to the processes of its job. All calls return at once."""
+
+    def now_s(self) -> float:
+        """Monotonic seconds."""
+
+    def spawn(self, role: str, mode: str) -> str:
+        """Start a process; returns its name. Its exit or ``Ready`` is reported later."""
+
+    def expect(self, role: str, mode: str, count: int) -> None:
+        """So many calls of ``spawn`` follow at once, and may share the wait."""
+
+    def send(self, process: str, message: Message) -> bool:
+        """Send to a process; False when it has exited."""
+
+    def kill(self, process: str) -> None:
+        """SIGKILL; the exit is reported later."""
+
+    def distrust(self, process: str) -> None:
+        """A process is about to be replaced for its values: from now on start others on its device
+        only where there is no other.
+        """
+
+    def ask_stacks(self, process: str) -> None:
+        """Have a process write down the stacks of its threads, if it can."""
+
+    def stacks(self, process: str) -> tuple[str, str] | None:
+        """What a process wrote since it was last asked, empty if it has not answered, and the file
+        in which that is kept from now on, empty if nowhere. None: it was not asked, or is unknown.
+        """
+
+    def record(
+        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
+    ) -> object:
+        """Write an event."""
+
+
+class RecordEvent(Protocol):
+    """Writes an event of a supervisor."""
+
+    def __call__(
+        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
+    ) -> Event:
+        """Write it."""

@@ -12,12 +12,13 @@ from typing import Any
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.policy.strategy import Cause, Health, StateFrom, Strategy
+from trainchaos.recovery.process.host import Hands
 from trainchaos.recovery.supervise.adoption import Adoption, JobCondition, JobRecord
 from trainchaos.recovery.supervise.failures import NOTHING, Symptom
 from trainchaos.recovery.supervise.job_state import JobState
 from trainchaos.recovery.supervise.process_table import Process
 from trainchaos.recovery.supervise.recovery_cycle import RecoveryCycle
-from trainchaos.recovery.supervise.supervision import Hands, Stage, Timing, check_limits
+from trainchaos.recovery.supervise.supervision import Stage, Timing, check_limits
 from trainchaos.recovery.supervise.waits import Startup, Watch
 from trainchaos.recovery.transport import wire
 from trainchaos.recovery.transport.versions import misfit

@@ -10,8 +10,8 @@ from typing import Any
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.policy.corruption import SKIP_WINDOW_STEPS
 from trainchaos.recovery.policy.strategy import Cause, Failure, Form, StateFrom
+from trainchaos.recovery.process.host import Hands
 from trainchaos.recovery.supervise.process_table import Process
-from trainchaos.recovery.supervise.supervision import Hands
 from trainchaos.recovery.transport.wire import MOST_LEFT_OUT, LeaveOut
 
 Place = tuple[int, int]

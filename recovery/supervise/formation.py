@@ -16,11 +16,11 @@ from trainchaos.recovery.policy.copies import CopyPlan
 from trainchaos.recovery.policy.cost_meter import Forming
 from trainchaos.recovery.policy.interval import Rewinds
 from trainchaos.recovery.policy.strategy import Form, Health, StateFrom
+from trainchaos.recovery.process.host import Hands
 from trainchaos.recovery.standby.book import StandbyBook
 from trainchaos.recovery.supervise.divergence import CheckpointAdvice
 from trainchaos.recovery.supervise.failures import answer_of
 from trainchaos.recovery.supervise.process_table import Process, ProcessTable
-from trainchaos.recovery.supervise.supervision import Hands
 from trainchaos.recovery.transport.wire import Join, Joined
 
 _ABLE = (Health.READY, Health.PARKED)

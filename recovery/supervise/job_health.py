@@ -14,7 +14,7 @@ from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.recovery.health.care.place_care import PlaceCare
 from trainchaos.recovery.health.readings.signs import MODELS, Sign, event_of
 from trainchaos.recovery.health.warnings import Places, PlaceWarnings, Supervise
-from trainchaos.recovery.supervise.supervision import RecordEvent
+from trainchaos.recovery.process.host import RecordEvent
 
 Source = Callable[[], Iterable[Sign]]
 """What was found since the last call."""

@@ -15,13 +15,14 @@ from trainchaos.recovery.policy.costs import Costs, Tried
 from trainchaos.recovery.policy.fallback import CORRUPTIONS
 from trainchaos.recovery.policy.rank_assignment import common_step, least_followed
 from trainchaos.recovery.policy.strategy import Cause, ClusterView, Failure, Health, Strategy
+from trainchaos.recovery.process.host import Hands
 from trainchaos.recovery.standby.likely import MOST_RANKS, likely_groups
 from trainchaos.recovery.supervise.divergence import DigestBook, Disagreement
 from trainchaos.recovery.supervise.failures import NOTHING, ExcludedSamples, FailureBook
 from trainchaos.recovery.supervise.formation import Formation
 from trainchaos.recovery.supervise.process_table import Process, ProcessTable
 from trainchaos.recovery.supervise.progress import AgreementLog, ProgressWatch
-from trainchaos.recovery.supervise.supervision import Hands, Timing
+from trainchaos.recovery.supervise.supervision import Timing
 from trainchaos.recovery.transport.wire import (
     Feed,
     Follow,

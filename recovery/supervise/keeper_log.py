@@ -8,8 +8,7 @@ from typing import Any, Protocol
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.checkpoint.memory import ROLE
 from trainchaos.recovery.checkpoint.memory.keepers import KeeperStarted
-from trainchaos.recovery.process.host import Exited
-from trainchaos.recovery.supervise.supervision import RecordEvent
+from trainchaos.recovery.process.host import Exited, RecordEvent
 
 
 class KeeperControl(Protocol):

@@ -16,7 +16,7 @@ from trainchaos.recovery.policy.copies import CopyPlan
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.policy.rank_assignment import can_supply, common_step
 from trainchaos.recovery.policy.strategy import Form, Health, ProcessView, StateFrom
-from trainchaos.recovery.supervise.supervision import Hands
+from trainchaos.recovery.process.host import Hands
 from trainchaos.recovery.transport.wire import Abort, Stop
 
 _HOLDING = (Health.PARKED, Health.READY)

@@ -11,75 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Protocol
 
 from trainchaos.chaos.errors import ScenarioError
-from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.recovery.detection.pace import HangLimits
 from trainchaos.recovery.policy.jobconfig import COLLECTIVE_TIMEOUT_S, FORM_TIMEOUT_S
-from trainchaos.recovery.process.starvation import Pulse
-from trainchaos.recovery.transport.progress_counters import Mark
-from trainchaos.recovery.transport.wire import Message
-
-
-class RecordEvent(Protocol):
-    """Writes an event of a supervisor."""
-
-    def __call__(
-        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
-    ) -> Event:
-        """Write it."""
-
-
-class Hands(Protocol):
-    """What the controller can do to processes. All calls return at once."""
-
-    def now_s(self) -> float:
-        """Monotonic seconds."""
-
-    def spawn(self, role: str, mode: str) -> str:
-        """Start a process; returns its name. Its exit or ``Ready`` is reported later."""
-
-    def expect(self, role: str, mode: str, count: int) -> None:
-        """So many calls of ``spawn`` follow at once, and may share the wait."""
-
-    def send(self, process: str, message: Message) -> bool:
-        """Send to a process; False when it has exited."""
-
-    def kill(self, process: str) -> None:
-        """SIGKILL; the exit is reported later."""
-
-    def distrust(self, process: str) -> None:
-        """A process is about to be replaced for its values: from now on start others on its device
-        only where there is no other.
-        """
-
-    def mark(self, process: str) -> Mark:
-        """The process's progress mark."""
-
-    def os_state(self, process: str) -> str:
-        """The process state as the kernel reports it: R, S, D, T, Z, X; ? while its node is
-        silent.
-        """
-
-    def pulse(self, process: str) -> Pulse:
-        """How much CPU time the process got."""
-
-    def pid(self, process: str) -> int | None:
-        """Its pid on this machine; None: it runs on another one, or in memory only."""
-
-    def ask_stacks(self, process: str) -> None:
-        """Have a process write down the stacks of its threads, if it can."""
-
-    def stacks(self, process: str) -> tuple[str, str] | None:
-        """What a process wrote since it was last asked, empty if it has not answered, and the file
-        in which that is kept from now on, empty if nowhere. None: it was not asked, or is unknown.
-        """
-
-    def record(
-        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
-    ) -> object:
-        """Write an event."""
 
 
 class Stage(StrEnum):

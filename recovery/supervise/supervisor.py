@@ -13,12 +13,12 @@ from typing import Protocol
 
 from trainchaos.chaos.events.log import EventWriter, Kind
 from trainchaos.recovery.policy.strategy import Strategy
-from trainchaos.recovery.process.host import Dying, Exited, Host, MessageReceived, Report
+from trainchaos.recovery.process.host import Dying, Exited, Hands, Host, MessageReceived, Report
 from trainchaos.recovery.process.stacks import STACK_SIGNAL, keep
 from trainchaos.recovery.supervise.controller import Controller
 from trainchaos.recovery.supervise.keeper_log import KeeperLog
 from trainchaos.recovery.supervise.loop import Loop
-from trainchaos.recovery.supervise.supervision import Hands, StopFlag, Timing
+from trainchaos.recovery.supervise.supervision import StopFlag, Timing
 from trainchaos.recovery.transport.wire import Message, Stop
 
 TICK_S = 0.02
@@ -72,7 +72,7 @@ class Roster(Protocol):
 
 
 class Supervisor(Loop):
-    """One job under one strategy. Implements ``recovery.supervise.supervision.Hands``. ``outputs``:
+    """One job under one strategy. Implements ``recovery.process.host.Hands``. ``outputs``:
     folder in which stacks of processes are kept; ``asked_ns``: when each was first asked to end, if
     it was. Who makes it sets ``roster`` and ``keepers``.
     """

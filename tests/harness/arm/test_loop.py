@@ -11,8 +11,7 @@ import pytest
 
 from tests.support.search.simulate import cell_of
 from trainchaos.chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind, read_actor
-from trainchaos.harness.arm.observer import ArmObserver, Vitals
-from trainchaos.harness.arm.timers import Timers
+from trainchaos.harness.arm.observer import ArmObserver, Timers, Vitals
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.launcher import ArmSetup
 from trainchaos.harness.launch.workload import DataInfo

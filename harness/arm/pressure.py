@@ -51,6 +51,11 @@ def of_this_machine(
     return read
 
 
+def follow_command(scene: Any) -> None:
+    """As ``follow``, for the ranks of a ``harness.script.scene.CommandScene``."""
+    follow(scene.record, scene.later, of_this_machine(scene.training))
+
+
 def follow_built_in(scene: Any, cluster: Any) -> None:
     """As ``follow``, for ranks that are not simulated. ``scene``: their
     ``harness.run.orchestrator.BuiltInScene``.

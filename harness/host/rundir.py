@@ -50,10 +50,12 @@ class RunDirectory:
 
     @property
     def resolved(self) -> Path:
+        """The resolved scenario."""
         return self.root / "scenario.resolved.yaml"
 
     @property
     def system(self) -> Path:
+        """Machine and software versions."""
         return self.root / "system.json"
 
     @property
@@ -66,6 +68,7 @@ class RunDirectory:
         return self.root / "results.json"
 
     def events(self, arm: str) -> Path:
+        """Event logs of one arm."""
         return self.root / "events" / _inside(arm)
 
     def logs(self, arm: str) -> Path:

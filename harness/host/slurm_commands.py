@@ -254,6 +254,7 @@ def srun(*, job: str, host: str, name: str, command: Sequence[str]) -> list[str]
 
 
 def installed() -> bool:
+    """Whether Slurm's commands are installed."""
     return all(shutil.which(name) for name in ("srun", "scontrol", "squeue", "scancel"))
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 from trainchaos.chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind, read_actor
 from trainchaos.chaos.fault.base import Fault
+from trainchaos.chaos.scenario.model import Scenario
 from trainchaos.harness.arm.emulated_devices import EmulatedDevices, emulated
 from trainchaos.harness.arm.in_force import ActiveEffects
 from trainchaos.harness.arm.observer import ArmObserver, Timers, Vitals, Watcher, introduce, plan_of
@@ -22,7 +23,6 @@ from trainchaos.harness.arm.roster import ArmRoster
 from trainchaos.harness.inject.injector import Injector
 from trainchaos.harness.launch.launcher import ArmSetup, Cluster, Leftovers
 from trainchaos.harness.run.arm_health import ArmHealth
-from trainchaos.harness.run.timeouts import timing_of
 from trainchaos.harness.undo.ledger import Ledger
 from trainchaos.recovery.health.care.place_care import NOT_OF_A_PLACE
 from trainchaos.recovery.health.quarantine import about
@@ -30,11 +30,23 @@ from trainchaos.recovery.health.readings.reports import ReportFile
 from trainchaos.recovery.policy.strategy import StateFrom, Strategy
 from trainchaos.recovery.process.host import Exited, Hands, MessageReceived, Report
 from trainchaos.recovery.supervise.adoption import past
-from trainchaos.recovery.supervise.controller import Controller, Stage, Timing
+from trainchaos.recovery.supervise.controller import Controller, Stage
 from trainchaos.recovery.supervise.keeper_log import KeeperLog
-from trainchaos.recovery.supervise.supervision import StopFlag
+from trainchaos.recovery.supervise.supervision import StopFlag, Timing, check_limits
 from trainchaos.recovery.supervise.supervisor import JobSize, Supervisor
 from trainchaos.recovery.transport.wire import CheckpointNote, Extra, Join, Message
+
+
+def timing_of(scenario: Scenario) -> Timing:
+    """The default limits, overridden by those of the scenario."""
+    said = scenario.timeouts
+    return Timing().with_limits(hang_s=said.hang, park_s=said.park, join_s=said.join)
+
+
+def refuse_clashing(scenario: Scenario) -> None:
+    """Raise ScenarioError when limits are in the wrong order."""
+    check_limits(timing_of(scenario))
+
 
 FIRST_STATE = StateFrom.INITIAL  # an arm has a checkpoint directory of its own, which is empty
 _T = TypeVar("_T")
@@ -251,6 +263,7 @@ class Orchestrator(Supervisor):
         absence.held.append(report)
 
     def on_message(self, report: MessageReceived) -> None:
+        """Pass it to the coordinator, or what a fault's agent says to the injector."""
         process, message = report.process, report.message
         if isinstance(message, Extra):
             members = self.controller.members

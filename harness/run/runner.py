@@ -47,9 +47,8 @@ from trainchaos.harness.launch.launcher import ArmSetup, Launcher, Session, Stop
 from trainchaos.harness.launch.requirements import lacking, refuse_impossible
 from trainchaos.harness.launch.workload import DataInfo, Workload
 from trainchaos.harness.run import heal, interrupts
-from trainchaos.harness.run.orchestrator import Orchestrator
+from trainchaos.harness.run.orchestrator import Orchestrator, refuse_clashing
 from trainchaos.harness.run.progress import SilentWatcher, progress, tell_judging
-from trainchaos.harness.run.timeouts import refuse_clashing
 from trainchaos.harness.script.arm import ScriptArm
 from trainchaos.harness.script.check import refuse_unstartable
 from trainchaos.harness.undo.ledger import Ledger
@@ -243,8 +242,7 @@ def _play(
             if cell.scenario.workload.command is not None:
                 first = command not in seen
                 script = ScriptArm(setup, kinds, watcher=watcher, stop=stop, first=first)
-                scene = script.scene
-                pressure.follow(scene.record, scene.later, pressure.of_this_machine(scene.training))
+                pressure.follow_command(script.scene)
                 kept = script.run() not in OVER
                 if script.observed:
                     seen.add(command)

@@ -31,10 +31,12 @@ def done(text: str) -> UndoOutcome:
 
 
 def nothing(text: str) -> UndoOutcome:
+    """There was nothing to do."""
     return UndoOutcome(ok=True, did=False, text=text)
 
 
 def failed(text: str) -> UndoOutcome:
+    """Something is left."""
     return UndoOutcome(ok=False, did=False, text=text)
 
 

@@ -45,6 +45,7 @@ class HarnessProcess(BaseModel):
 
     @classmethod
     def me(cls, marker: str) -> HarnessProcess:
+        """This process."""
         pid = os.getpid()
         return cls(
             pid=pid,

@@ -86,6 +86,7 @@ class LeastTaken:
         return None
 
     def took(self, spot: Spot) -> None:
+        """A process was started there."""
         self._held[spot] += 1
 
     def close(self, node: int) -> None:

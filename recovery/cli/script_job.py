@@ -271,6 +271,7 @@ class ScriptJob(Supervisor):
     # ---- reports
 
     def on_message(self, report: MessageReceived) -> None:
+        """Take note of what concerns the whole job, and pass it on."""
         message = report.message
         if isinstance(message, Ready):
             self._note_job(message)
@@ -300,6 +301,7 @@ class ScriptJob(Supervisor):
         )
 
     def note_exit(self, report: Exited) -> None:
+        """Record an exit, and what came to nothing after the last step."""
         name, controller = report.process, self.controller
         # it was killed, or had to be: what its script does after the loop may not be done
         lost = report.signal is not None and (

@@ -38,6 +38,7 @@ class Output:
             return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
+        """One after the other."""
         for line in lines:
             self.write(line)
 

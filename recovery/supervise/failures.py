@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from trainchaos.chaos.events.log import Kind
-from trainchaos.recovery.policy.corruption import SKIP_WINDOW_STEPS
+from trainchaos.recovery.policy.fallback import SKIP_WINDOW_STEPS
 from trainchaos.recovery.policy.strategy import Cause, Failure, Form, StateFrom
 from trainchaos.recovery.process.host import Hands
 from trainchaos.recovery.supervise.process_table import Process

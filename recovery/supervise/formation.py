@@ -12,9 +12,9 @@ from msgspec import structs
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.checkpoint.memory.header import is_memory
-from trainchaos.recovery.policy.copies import CopyPlan
-from trainchaos.recovery.policy.cost_meter import Forming
+from trainchaos.recovery.policy.costs import Forming
 from trainchaos.recovery.policy.interval import Rewinds
+from trainchaos.recovery.policy.rank_assignment import CopyPlan
 from trainchaos.recovery.policy.strategy import Form, Health, StateFrom
 from trainchaos.recovery.process.host import Hands
 from trainchaos.recovery.standby.book import StandbyBook

@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainchaos.chaos.events.log import Kind
-from trainchaos.recovery.policy.cost_meter import CostMeter
-from trainchaos.recovery.policy.costs import Costs, Tried
+from trainchaos.recovery.policy.costs import CostMeter, Costs, Tried
 from trainchaos.recovery.policy.fallback import CORRUPTIONS
 from trainchaos.recovery.policy.rank_assignment import common_step, least_followed
 from trainchaos.recovery.policy.strategy import Cause, ClusterView, Failure, Health, Strategy

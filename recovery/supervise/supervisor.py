@@ -209,9 +209,11 @@ class Supervisor(Loop):
             self.roster.forget(report.process)
 
     def on_message(self, report: MessageReceived) -> None:
+        """A process sent a message."""
         self.supervise(lambda controller: controller.on_message(report.process, report.message))
 
     def note_exit(self, report: Exited) -> None:
+        """Record an exit."""
         name = report.process
         pid = self.roster.exited(report)
         self.record(

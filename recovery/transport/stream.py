@@ -66,6 +66,7 @@ encoded: Callable[[Any], bytes] = msgspec.json.Encoder(enc_hook=_plain).encode
 
 
 def framed(document: bytes) -> bytes:
+    """A document with its length."""
     return LENGTH.pack(len(document)) + document
 
 

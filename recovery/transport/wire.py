@@ -20,7 +20,7 @@ class Join(Message):
     ``recovery.policy.layout``; ``source``: the rank that sends its part of the state to all of its
     holders that need it (-1: none of them does), ``receives``: this one is among them; ``direct``:
     it goes from rank to rank, and who neither receives nor ``feeds`` others takes no part
-    (``recovery.policy.copies``); ``restore``:
+    (``recovery.policy.rank_assignment``); ``restore``:
     the first replica loads the newest good checkpoint before; ``finish``: a step whose gradients
     some ranks have reduced and not applied: whoever has applied it tells them the rest (0: none);
     ``left_out``: so many samples are, by ``LeaveOut``; ``examine``: the step at which a non-finite

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from trainchaos.recovery.policy import corruption, fallback
+from trainchaos.recovery.policy import fallback
 from trainchaos.recovery.policy.jobconfig import MOST_SPARES, SpareSync
 from trainchaos.recovery.policy.strategy import ClusterView, Decision, Nonfinite, Pause, Strategy
 
@@ -48,7 +48,7 @@ class HotSpare(Strategy):
 
     def on_failure(self, view: ClusterView) -> Decision:
         """Refill, re-form, swap, or shrink when there are more losses than spares."""
-        whole = corruption.mend(view, nonfinite=self.nonfinite)
+        whole = fallback.mend(view, nonfinite=self.nonfinite)
         if whole:
             return whole
         lost, fresh = fallback.lost(view), tuple(p.name for p in view.fresh)

@@ -15,7 +15,7 @@ from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.loading.checks import normalise
 from trainchaos.chaos.scenario.model import Scenario
 from trainchaos.chaos.scenario.workload import WorkloadSpec
-from trainchaos.harness.run.timeouts import refuse_clashing, timing_of
+from trainchaos.harness.run.orchestrator import refuse_clashing, timing_of
 
 
 def scenario(**timeouts: Any) -> Scenario:

@@ -17,7 +17,7 @@ from tests.recovery.transport.test_versions import told, trains
 from tests.support.search.simulate import cell_of, play
 from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.scenario.topology import Topology
-from trainchaos.harness.arm.placement import Placement
+from trainchaos.harness.arm.roster import Placement
 from trainchaos.harness.launchers.sim import Sim
 from trainchaos.recovery.cli.roster import LeastTaken
 from trainchaos.recovery.policy import fallback

@@ -36,8 +36,7 @@ from trainchaos.recovery.checkpoint.files.custody import CheckpointChooser, Cust
 from trainchaos.recovery.checkpoint.files.retention import Agreement
 from trainchaos.recovery.detection.hangs import HangDetector
 from trainchaos.recovery.policy import fallback
-from trainchaos.recovery.policy.copies import CopyPlan
-from trainchaos.recovery.policy.replacement_delay import ReplacementDelay
+from trainchaos.recovery.policy.rank_assignment import CopyPlan
 from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
 from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
 from trainchaos.recovery.policy.strategy import ClusterView, Decision, Form, Health, Strategy
@@ -48,7 +47,7 @@ from trainchaos.recovery.supervise.divergence import DigestBook
 from trainchaos.recovery.supervise.failures import ExcludedSamples, FailureBook
 from trainchaos.recovery.supervise.formation import Formation
 from trainchaos.recovery.supervise.process_table import ProcessTable
-from trainchaos.recovery.supervise.recovery_cycle import RecoveryCycle
+from trainchaos.recovery.supervise.recovery_cycle import RecoveryCycle, ReplacementDelay
 from trainchaos.recovery.supervise.supervision import Stage
 
 Wrong = Callable[..., Any]

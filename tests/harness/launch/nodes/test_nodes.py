@@ -14,7 +14,7 @@ from tests.support.arms import judged
 from tests.support.search.simulate import Played, cell_of, control_of, evidence, play
 from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.scenario.topology import Topology
-from trainchaos.harness.arm.placement import Placement
+from trainchaos.harness.arm.roster import Placement
 from trainchaos.harness.judge.incident import Incident
 
 ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]

@@ -16,8 +16,7 @@ from tests.harness.run.test_real import KILL, MLP, run
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.scenario.topology import Topology
-from trainchaos.harness.arm.placement import Placement
-from trainchaos.harness.arm.roster import ArmRoster
+from trainchaos.harness.arm.roster import ArmRoster, Placement
 from trainchaos.harness.explain.incident_places import read_places
 from trainchaos.harness.launch.nodes import untainted
 from trainchaos.harness.launch.places.seats import (

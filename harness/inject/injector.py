@@ -1,10 +1,10 @@
 """Plays the planned faults of one arm: arms ranks, and acts when a point, time or event is due.
 
 Each fault's trigger (``chaos.schedule.trigger``) decides when it is due and which ranks hold for
-it. Agents inside ranks act when they receive ``go`` (``harness.inject.inside``); every other fault
-acts from outside (``harness.inject.outside``). Order for every occurrence: undo record on disk,
-``fault_injected``, the act, ``fault_landed`` once an independent witness saw it (or
-``fault_failed``), ``fault_healed`` (``harness.inject.occurrences``).
+it. Agents inside ranks act when they receive ``go`` (``InsideActs``); every other fault acts from
+outside (``OutsideActs``). Order for every occurrence: undo record on disk, ``fault_injected``, the
+act, ``fault_landed`` once an independent witness saw it (or ``fault_failed``), ``fault_healed``
+(``harness.inject.occurrences``).
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.chaos.fault.base import Fault, Where
+from trainchaos.chaos.fault.base import Fault, Need, Where
+from trainchaos.chaos.schedule.blast import Damage, nodes_hit, ranks_hit, refusal
 from trainchaos.chaos.schedule.plan import NO_POINT, PlannedFault, Point
 from trainchaos.chaos.schedule.trigger import Hold, Trigger, triggers
 from trainchaos.harness.arm.fault_context import Scene
-from trainchaos.harness.inject.guard import Guard
-from trainchaos.harness.inject.inside import InsideActs
-from trainchaos.harness.inject.occurrence import (
+from trainchaos.harness.inject.occurrences import (
     LET_GO,
     NOT_HELD,
     NOT_THERE,
@@ -30,14 +29,158 @@ from trainchaos.harness.inject.occurrence import (
     Act,
     LateAct,
     LiveOccurrence,
+    Occurrences,
     announcement,
+    command_of,
     to_hold_at,
 )
-from trainchaos.harness.inject.occurrences import Occurrences
-from trainchaos.harness.inject.outside import OutsideActs
-from trainchaos.harness.inject.sites.process import DEAD
+from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget, Site, site
+from trainchaos.harness.inject.sites.process import DEAD, miss_rank
 from trainchaos.recovery.detection.hangs import STOPPED
 from trainchaos.recovery.transport.wire import Extra
+
+
+class Guard:
+    """Keeps an arm within its scenario's blast radius: checks every occurrence against the damage
+    so far. It must be notified when the job breaks and when it trains again.
+    """
+
+    def __init__(self, scene: Scene) -> None:
+        scenario = scene.setup.cell.scenario
+        self._scene = scene
+        self._limits = scenario.blast_radius
+        self._topology = scenario.topology
+        self._recovering = False
+        self._whole_since_ns = 0
+
+    def on_failure(self) -> None:
+        """A failure was declared."""
+        self._recovering = True
+
+    def on_training(self) -> None:
+        """A generation trains: the job has recovered from all healed faults."""
+        self._recovering = False
+        self._whole_since_ns = self._scene.now_ns()
+
+    def refusal(
+        self, planned: PlannedFault, fault: Fault, struck: Sequence[LiveOccurrence]
+    ) -> str | None:
+        """Why an occurrence due now must not fire; None when it may."""
+        active = [live for live in struck if not live.healed or self._is_being_answered(live)]
+        stopped = set(self._ranks_of(live for live in active if _disables(live.fault)))
+        held = {rank for rank in range(self._topology.ranks) if self._scene.process_of(rank)}
+        occurrences = {(live.planned.id, live.occurrence.time_ns) for live in active}
+        down = frozenset(
+            node for live in active if _disables(live.fault) for node in live.planned.nodes
+        )
+        damage = Damage(
+            active=len(occurrences), healthy=self._topology.whole(held - stopped), nodes=down
+        )
+        ranks = ranks_hit(planned, fault.where, self._topology)
+        shards = self._topology.shards
+        return refusal(
+            self._limits,
+            damage,
+            ranks=ranks,
+            disables=_disables(fault),
+            shards=shards,
+            nodes=nodes_hit(planned, fault.where, self._topology),
+            whole=planned.nodes,
+        )
+
+    def _is_being_answered(self, live: LiveOccurrence) -> bool:
+        """Whether the job is still recovering from it."""
+        after = live.occurrence.time_ns >= self._whole_since_ns
+        return self._recovering and after and not live.fault.harmless
+
+    def _ranks_of(self, struck: Iterable[LiveOccurrence]) -> Iterable[int]:
+        for live in struck:
+            yield from ranks_hit(live.planned, live.fault.where, self._topology)
+
+
+def _disables(fault: Fault) -> bool:
+    """Whether the replicas that the fault hits stop being healthy."""
+    return not fault.harmless and fault.where in (Where.PROCESS, Where.RANK, Where.NODE)
+
+
+class InsideActs:
+    """Acts inside the ranks of one arm. ``struck``: keeps their occurrences; ``standing``: commands
+    that every process that joins later must follow too.
+    """
+
+    def __init__(self, scene: Scene, struck: Occurrences) -> None:
+        self._scene = scene
+        self._struck = struck
+        self.standing: list[dict[str, Any]] = []
+
+    def do(self, act: Act, held: Mapping[int, str]) -> None:
+        """Make each rank that holds act, one occurrence per rank. ``held``: rank -> process."""
+        for rank, process in sorted(held.items()):
+            who = {"process": process, "rank": rank}
+            groups = self._scene.surface.groups if Need.CGROUP in act.fault.wants() else None
+            undo = groups.undo(process) if groups is not None else ()
+            aim = OccurrenceTarget(target=None, who=who, processes=(process,), rank=rank, undo=undo)
+            self._send(process, command_of(self._struck.begin(act, aim)))
+
+    def do_everywhere(self, act: Act, held: Mapping[int, str]) -> None:
+        """One occurrence in all ranks. Ranks that do not hold get the command when they are armed;
+        they may have computed the step already, so a choice made by step starts at the next step.
+        """
+        names = tuple(process for _, process in sorted(held.items()))
+        aim = OccurrenceTarget(
+            target=None, who={"processes": list(names), "everywhere": True}, processes=names
+        )
+        there = {rank for rank in act.planned.ranks if self._scene.process_of(rank) is not None}
+        ahead = 0 if there <= set(held) else 1
+        command = command_of(self._struck.begin(act, aim), ahead=ahead)
+        self.standing.append(command)
+        for process in names:
+            self._send(process, command)
+
+    def _send(self, process: str, command: dict[str, Any]) -> None:
+        self._scene.send(process, Extra(topic="go", payload=command))
+
+
+class OutsideActs:
+    """Acts from outside the ranks of one arm. ``struck``: keeps their occurrences."""
+
+    def __init__(self, scene: Scene, struck: Occurrences) -> None:
+        self._scene = scene
+        self._struck = struck
+        self._sites: dict[Where, Site] = {}
+
+    def reachable(self, planned: PlannedFault, fault: Fault) -> bool:
+        """Whether every target of the fault is there."""
+        return self._site(fault.where).reachable(planned)
+
+    def do(self, act: Act) -> bool:
+        """Act on every target. Returns whether ranks must hold for its end."""
+        first = self._struck.next_number(act.planned)
+        aims = self._site(act.fault.where).aims(act.planned, act.fault, first)
+        return any([self._strike(act, aim) for aim in aims or [miss_rank(-1)]])
+
+    def _strike(self, act: Act, aim: OccurrenceTarget | MissingTarget) -> bool:
+        """Act on one target. Returns whether ranks must hold for its end."""
+        live = self._struck.begin(act, aim)
+        if isinstance(aim, MissingTarget):
+            self._struck.fail(live, aim.reason)
+            return False
+        try:
+            done = dict(act.fault.act(aim.target))
+        except Exception as error:
+            self._struck.fail(live, f"it could not act: {type(error).__name__}: {error}")
+            self._struck.heal(live, "what it had done before it failed is undone")
+            return False
+        if done:
+            self._struck.effect(live, done)
+        # Look at once: the next process to learn of the act may kill the target.
+        self._struck.look(live)
+        return live.ends_at is not None
+
+    def _site(self, where: Where) -> Site:
+        if where not in self._sites:
+            self._sites[where] = site(where, self._scene)
+        return self._sites[where]
 
 
 class _More(TypedDict, total=False):

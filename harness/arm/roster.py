@@ -13,7 +13,7 @@ process.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
 from trainchaos.chaos.errors import NoPlaceLeft
@@ -25,7 +25,7 @@ from trainchaos.harness.undo.ledger import Ledger
 from trainchaos.recovery.health.care.place_check import Spot
 from trainchaos.recovery.policy.backoff import Reputation
 from trainchaos.recovery.process.host import Exited
-from trainchaos.recovery.supervise.supervisor import StartedProcess
+from trainchaos.recovery.supervise.supervisor import Roster, StartedProcess
 
 NO_LIMITS: Mapping[int, int] = MappingProxyType({})
 
@@ -77,10 +77,6 @@ class Placement:
             else min(usable, key=lambda node: (there[node] - self._room[node], node))
         )
 
-    def node_of(self, process: str) -> int | None:
-        """The node a process was placed on."""
-        return self._node_of.get(process)
-
     def on(self, node: int, living: Collection[str]) -> list[str]:
         """The living processes of a node, oldest first."""
         return [name for name, its in self._node_of.items() if its == node and name in living]
@@ -93,7 +89,7 @@ PATIENCE_S = (
 )
 
 
-class ArmRoster:
+class ArmRoster(Roster):
     """Every rank and spare that the arm ever had. ``asked_ns``: when each was first asked to
     end, if it was.
     """
@@ -107,11 +103,10 @@ class ArmRoster:
         *,
         spares: int,
     ) -> None:
+        super().__init__()
         topology = setup.cell.scenario.topology
         self._arm, self._cluster, self._ledger = setup.id, cluster, ledger
         self._asked_ns = asked_ns
-        self._pids: dict[str, int] = {}
-        self._exited: set[str] = set()
         self._undo: dict[str, str] = {}  # process -> its record in the ledger
         self._board = DeviceBoard(cluster.places_on, range(topology.nodes))
         self._tainted = cluster.tainted
@@ -120,11 +115,7 @@ class ArmRoster:
         self._reputation = Reputation()
         self._failing: frozenset[int] = frozenset()
         self._count = 0
-        self.device_of = self._board.device_of
-        self.refuse_device = self._board.refuse
-        self.accept_device = self._board.accept
-        self.distrust, self.doubt = self._board.distrust, self._board.doubt
-        self.node_of = self._placement.node_of
+        self.refuse_device, self.accept_device = self._board.refuse, self._board.accept
 
     def start(self, role: str, mode: str) -> StartedProcess:
         """If the chosen node is lost at that moment or does not answer, the process starts on
@@ -132,9 +123,8 @@ class ArmRoster:
         answered for ``PATIENCE_S``.
         """
         name, pid, node, device = self._start(role, mode)
-        self._pids[name] = pid
         self.will_undo(name, pid)
-        return StartedProcess(name=name, pid=pid, node=node, device=device)
+        return self.started(name, pid, (node, device))
 
     def expect(self, role: str, mode: str, count: int) -> None:
         """An arm has few: they are started one by one."""
@@ -185,42 +175,29 @@ class ArmRoster:
         )
 
     def avoid(self, *, nodes: Collection[int] = (), devices: Collection[str] = ()) -> None:
-        """From now on start processes on these nodes and devices, which are about to fail, only
-        where there are no others; as on those that are tainted.
-        """
+        """They are avoided as those that are tainted."""
         self._failing = frozenset(nodes)
         self._board.avoid(self._tainted.devices.union(devices))
+
+    def doubt(self, doubted: Callable[[Spot], bool]) -> None:
+        self._board.doubt(doubted)
+
+    def distrust(self, name: str) -> None:
+        self._board.distrust(name)
 
     def forget(self, name: str) -> None:
         """Its place is remembered: an arm has few processes."""
 
     def exited(self, report: Exited) -> int:
-        self._exited.add(report.process)
         if report.process not in self._asked_ns and report.exit_code != 0:
             self._reputation.failed(self.node_of(report.process), self._cluster.now_ns() / 1e9)
-        return self._pids[report.process]
-
-    def spot_of(self, name: str) -> Spot | None:
-        """Node and device that a process was started at."""
-        node, device = self.node_of(name), self.device_of(name)
-        return None if node is None or device is None else (node, device)
+        return super().exited(report)
 
     def spots_in_use(self) -> set[Spot]:
-        """Those of processes whose exit is not known."""
-        return {spot for name in self.there() if (spot := self.spot_of(name)) is not None}
-
-    def gone(self, name: str) -> bool:
-        return name in self._exited
+        return {self._spots[name] for name in self.pids}
 
     def living(self) -> list[str]:
-        """Processes that are neither gone nor asked to end."""
-        return [
-            name for name in self._pids if name not in self._exited and name not in self._asked_ns
-        ]
-
-    def there(self) -> list[str]:
-        """Processes whose exit is not known."""
-        return [name for name in self._pids if name not in self._exited]
+        return [name for name in self.pids if name not in self._asked_ns]
 
     def on_node(self, node: int) -> list[str]:
         """The living processes of a node."""

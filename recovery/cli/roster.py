@@ -17,7 +17,7 @@ from trainchaos.recovery.health.care.place_check import Spot
 from trainchaos.recovery.policy.backoff import Reputation
 from trainchaos.recovery.process.host import Exited
 from trainchaos.recovery.process.logroom import LogRoom
-from trainchaos.recovery.supervise.supervisor import StartedProcess
+from trainchaos.recovery.supervise.supervisor import Roster, StartedProcess
 
 FEW_ASKED = 64
 """Processes asked for at a time: fewer than ``takeover_log.UNWRITTEN``, as all of them may be
@@ -98,11 +98,9 @@ class LeastTaken:
         return crowd if spot[1].startswith("cuda") else 0, self._avoids(spot), crowd
 
 
-class ScriptRoster:
-    """Processes that live, or whose exit is not recorded yet: ``pids``. Implements
-    ``recovery.supervise.supervisor.Roster`` and ``recovery.health.warnings.Places``. ``takeover``:
-    log of the supervisor whose job is taken over; ``avoided``: places that are tainted;
-    ``write``: logs an event; ``stopped``: whether the job is to end.
+class ScriptRoster(Roster):
+    """``takeover``: log of the supervisor whose job is taken over; ``avoided``: places that are
+    tainted; ``write``: logs an event; ``stopped``: whether the job is to end.
     """
 
     def __init__(
@@ -114,14 +112,13 @@ class ScriptRoster:
         write: Callable[..., object],
         stopped: Callable[[], bool],
     ) -> None:
+        super().__init__()
         self._host, self._log_room, self._avoided = host, log_room, avoided
         self._write, self._stopped = write, stopped
         self._reserved = 0  # what processes may be called is in the log, up to this number
         left = takeover.processes if takeover is not None else {}
         self.pids = {name: entry.pid for name, entry in left.items() if not entry.gone}
-        self._spots: dict[str, Spot] = {
-            name: (left[name].node, left[name].device) for name in self.pids
-        }
+        self._spots = {name: (left[name].node, left[name].device) for name in self.pids}
         self._reputation = Reputation()
         for left_by, cause, time_s in takeover.failures if takeover is not None else ():
             if cause not in NOT_OF_A_PLACE:
@@ -162,8 +159,7 @@ class ScriptRoster:
                 except ConnectionError as error:
                     self._gone(node, str(error))
                 else:
-                    self.pids[name], self._spots[name] = pid, (node, device)
-                    return StartedProcess(name=name, pid=pid, node=node, device=device)
+                    return self.started(name, pid, (node, device))
             stopped = self._stopped()
             if stopped or not self._host.may_return():
                 self._expected = {}  # the calls that were to follow do not
@@ -245,13 +241,9 @@ class ScriptRoster:
             self._ordered = None
 
     def avoid(self, *, nodes: Collection[int], devices: Collection[str]) -> None:
-        """Start processes there, from now on, only where there is no other place. ``devices``: as
-        ``device_of`` names them.
-        """
         self._failing_nodes, self._failing_devices, self._ordered = nodes, devices, None
 
     def doubt(self, doubted: Callable[[Spot], bool]) -> None:
-        """As ``avoid``, of spots that are suspect."""
         self._doubted, self._ordered = doubted, None
 
     def distrust(self, name: str) -> None:
@@ -263,33 +255,9 @@ class ScriptRoster:
         known = fails or self._doubted(spot) or spot in self._distrusted
         return known or self._reputation.avoids(spot, self._now_s())
 
-    # ---- which there are, and where
-
-    def there(self) -> list[str]:
-        return list(self.pids)
-
-    living = there
-
-    def gone(self, process: str) -> bool:
-        return process not in self.pids
-
     def exited(self, report: Exited) -> int:
         self._ordered = None
-        return self.pids.pop(report.process)
-
-    def forget(self, name: str) -> None:
-        self._spots.pop(name, None)
-
-    def spot_of(self, name: str) -> Spot | None:
-        """Node and device of a process whose exit is not answered yet."""
-        return self._spots.get(name)
-
-    def spots_in_use(self) -> set[Spot]:
-        return set(self._spots.values())
-
-    def node_of(self, process: str) -> int | None:
-        spot = self._spots.get(process)
-        return None if spot is None else spot[0]
+        return super().exited(report)
 
     def device_of(self, process: str) -> str | None:
         spot = self._spots.get(process)

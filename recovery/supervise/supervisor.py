@@ -5,13 +5,13 @@ them. ``recovery.cli.script_job`` runs a script with it, ``harness.run.orchestra
 from __future__ import annotations
 
 import signal
-from abc import abstractmethod
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from trainchaos.chaos.events.log import EventWriter, Kind
+from trainchaos.recovery.health.care.place_check import Spot
 from trainchaos.recovery.policy.strategy import Strategy
 from trainchaos.recovery.process.host import Dying, Exited, Hands, Host, MessageReceived, Report
 from trainchaos.recovery.process.stacks import STACK_SIGNAL, keep
@@ -44,31 +44,84 @@ class StartedProcess:
     device: str
 
 
-class Roster(Protocol):
-    """Where each process of a job is started, and which there are."""
+class Roster(ABC):
+    """The processes of a job: where each is started, and which there are. ``pids``: of those whose
+    exit is not known. Also ``recovery.health.warnings.Places`` and
+    ``recovery.health.care.place_care.Spots``.
+    """
 
+    def __init__(self) -> None:
+        self.pids: dict[str, int] = {}
+        self._spots: dict[str, Spot] = {}
+
+    @abstractmethod
     def start(self, role: str, mode: str) -> StartedProcess:
         """Start a process under the next free name: ``w<n>``, or ``s<n>`` for one that starts as
         spare. Raises NoPlaceLeft, InfrastructureError.
         """
 
+    def started(self, name: str, pid: int, spot: Spot) -> StartedProcess:
+        """A process was started there."""
+        self.pids[name], self._spots[name] = pid, spot
+        return StartedProcess(name=name, pid=pid, node=spot[0], device=spot[1])
+
+    @abstractmethod
     def expect(self, role: str, mode: str, count: int) -> None:
         """So many calls of ``start`` follow at once."""
 
+    # ---- places that are used only where there is no other
+
+    @abstractmethod
+    def avoid(self, *, nodes: Collection[int], devices: Collection[str]) -> None:
+        """Nodes and devices (as ``device_of`` names them) that are about to fail."""
+
+    @abstractmethod
+    def doubt(self, doubted: Callable[[Spot], bool]) -> None:
+        """Spots that are suspect."""
+
+    @abstractmethod
+    def distrust(self, name: str) -> None:
+        """That of a process that is replaced for its values."""
+
+    # ---- which there are, and where
+
     def there(self) -> list[str]:
         """Processes whose exit is not known."""
+        return list(self.pids)
+
+    def living(self) -> list[str]:
+        """Those of them that were not asked to end."""
+        return self.there()
 
     def gone(self, process: str) -> bool:
         """Whether its exit is known."""
+        return process not in self.pids
 
     def exited(self, report: Exited) -> int:
         """The exit is known, and its place is free; returns the pid that the process had."""
+        return self.pids.pop(report.process)
 
     def forget(self, name: str) -> None:
         """Its exit was answered as well."""
+        self._spots.pop(name, None)
 
-    def distrust(self, name: str) -> None:
-        """A process is replaced for its values: avoid its place."""
+    def spot_of(self, name: str) -> Spot | None:
+        """Node and device of a process that is not forgotten."""
+        return self._spots.get(name)
+
+    def spots_in_use(self) -> set[Spot]:
+        """Those of processes whose exit is not answered yet."""
+        return set(self._spots.values())
+
+    def node_of(self, process: str) -> int | None:
+        """Its node."""
+        spot = self._spots.get(process)
+        return None if spot is None else spot[0]
+
+    def device_of(self, process: str) -> str | None:
+        """Its device, by a name that no other of the job has."""
+        spot = self._spots.get(process)
+        return None if spot is None else spot[1]
 
 
 class Supervisor(Loop):

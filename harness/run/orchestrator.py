@@ -342,7 +342,7 @@ class BuiltInScene:
         return None if process is None else what(process)
 
     def spare(self, index: int) -> str | None:
-        ready = self.controller.ready_spares
+        ready = self.controller.job.ready_spares
         return ready[index] if index < len(ready) else None
 
     def on_node(self, node: int) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trainchaos.chaos.errors import InfrastructureError, NoPlaceLeft
 from trainchaos.recovery.cli.avoided_places import AvoidedPlaces
-from trainchaos.recovery.detection.paced_look import PacedLook
+from trainchaos.recovery.detection.silence import PacedLook
 from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.health.service import HealthService
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet
@@ -55,7 +55,6 @@ class LocalScripts(LocalHost):
     """
 
     configure: Configure
-    here = True
 
     def __init__(
         self, devices: Sequence[str], events: Path, logs: Path | None, health: HealthService
@@ -107,7 +106,6 @@ class FleetScripts(FleetHost):
     """
 
     configure: Configure
-    here = False
 
     def __init__(
         self,

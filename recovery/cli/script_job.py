@@ -18,7 +18,7 @@ from trainchaos.recovery.cli.console import JobListener, Outage
 from trainchaos.recovery.cli.hosts import LocalScripts, ScriptHost, Surroundings
 from trainchaos.recovery.cli.roster import ScriptRoster, device_at
 from trainchaos.recovery.cli.takeover_log import TakeoverLog
-from trainchaos.recovery.detection.paced_look import PacedLook
+from trainchaos.recovery.detection.silence import PacedLook
 from trainchaos.recovery.health.care.place_care import NO_CARE, NOT_OF_A_PLACE, Care, PlaceCare
 from trainchaos.recovery.health.job_watch import job_service
 from trainchaos.recovery.nodes.link.clock import boot_id
@@ -307,9 +307,9 @@ class ScriptJob(Supervisor):
         lost = report.signal is not None and (
             name in controller.members or name not in self._killed
         )
-        expected = controller.exit_was_expected(name)
+        expected = controller.job.exit_was_expected(name)
         if expected and (report.exit_code or lost) and controller.outcome == "completed":
-            self.late_failures.append(f"{name}: {controller.error_of(name) or report.how}")
+            self.late_failures.append(f"{name}: {controller.job.error_of(name) or report.how}")
         super().note_exit(report)
         self._killed.discard(name)
         self.asked_ns.pop(name, None)
@@ -317,9 +317,6 @@ class ScriptJob(Supervisor):
     def kill(self, process: str) -> None:
         self._killed.add(process)
         super().kill(process)
-
-    def pid(self, process: str) -> int | None:
-        return self.roster.pids.get(process) if self.host.here else None
 
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any

@@ -25,7 +25,7 @@ rank that is often late must not pay for it with each step.
 """
 LATE_S = 0.6
 """For what is seen of a process from outside after it was declared to hang: twice as long as its
-end is put off (``recovery.process.child``).
+end is put off (``recovery.process.local``).
 """
 MOST_ASKED = 4
 """Processes asked for their stacks at one moment: in a stall of all ranks a few tell where they

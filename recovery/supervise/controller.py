@@ -475,10 +475,6 @@ class Controller:
         self._cycle.reason = reason
 
     @property
-    def world(self) -> int:
-        return self.job.world
-
-    @property
     def steps(self) -> int:
         """Steps after which the job is complete; a script reports the number only when it is
         ready.
@@ -505,21 +501,3 @@ class Controller:
         known.
         """
         return self.job.progress.committed
-
-    @property
-    def ready_spares(self) -> tuple[str, ...]:
-        """Processes waiting outside the generation, oldest first."""
-        return self.job.ready_spares
-
-    def process_of(self, rank: int) -> str | None:
-        """The process that holds a rank now, if it is alive."""
-        return self.job.process_of(rank)
-
-    def exit_was_expected(self, process: str) -> bool:
-        """Whether the controller asked for this process's end."""
-        return self.job.exit_was_expected(process)
-
-    def error_of(self, process: str) -> str:
-        """The reason that a process gave for ending; empty if it gave none."""
-        entry = self.job.table.get(process)
-        return entry.error if entry is not None else ""

@@ -98,6 +98,11 @@ class JobState:
         entry = self.table.get(process)
         return entry is not None and entry.expected_exit
 
+    def error_of(self, process: str) -> str:
+        """The reason that a process gave for ending; empty if it gave none."""
+        entry = self.table.get(process)
+        return entry.error if entry is not None else ""
+
     def has_place(self, process: Process) -> bool:
         """Whether a process holds a rank, or will hold one in the decided generation."""
         rank = self.table.rank_of(process.name)

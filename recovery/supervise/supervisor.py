@@ -194,7 +194,7 @@ class Supervisor(Loop):
 
     def process_of(self, rank: int) -> str | None:
         """The living process that holds a rank."""
-        process = self.controller.process_of(rank)
+        process = self.controller.job.process_of(rank)
         return None if process is None or self.roster.gone(process) else process
 
     def turn(self) -> None:
@@ -275,7 +275,7 @@ class Supervisor(Loop):
             pid=pid,
             exit_code=report.exit_code,
             signal=report.signal,
-            expected=self.controller.exit_was_expected(name),
+            expected=self.controller.job.exit_was_expected(name),
             last_seq=self.mark(name).last_seq,
             asked_ns=self.asked_ns.get(name),
         )

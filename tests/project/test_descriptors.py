@@ -15,10 +15,9 @@ import pytest
 
 from tests.support.open_files import open_files
 from tests.support.running import LIMIT_S, until
-from trainchaos.recovery.process import processes, remnants
+from trainchaos.recovery.process import local, processes
 from trainchaos.recovery.process.host import Exited, MessageReceived
-from trainchaos.recovery.process.local import KEPT_MARKS, Children
-from trainchaos.recovery.process.remnants import LeftoverSessions
+from trainchaos.recovery.process.local import KEPT_MARKS, Children, LeftoverSessions
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import NEVER
 
@@ -122,7 +121,7 @@ def test_what_cannot_be_started_holds_nothing(tmp_path: Path) -> None:
 def test_what_a_process_left_in_its_session_is_ended_while_the_job_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remnants, "LOOK_AFTER_S", 0.0)
+    monkeypatch.setattr(local, "LOOK_AFTER_S", 0.0)
     processes.become_subreaper()
     children = Children()
     pid = children.begin("w0", program("sh", "-c", "sleep 60 & sleep 61 &"))
@@ -137,7 +136,7 @@ def test_what_a_process_left_in_its_session_is_ended_while_the_job_runs(
 def test_a_session_of_the_same_number_that_came_later_is_a_strangers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remnants, "LOOK_AFTER_S", 0.0)
+    monkeypatch.setattr(local, "LOOK_AFTER_S", 0.0)
     sessions = LeftoverSessions()
     stranger = subprocess.Popen(["sleep", "60"], start_new_session=True)
     try:

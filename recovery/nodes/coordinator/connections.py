@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from trainchaos.chaos.errors import InfrastructureError
-from trainchaos.recovery.detection.paced_look import PacedLook
+from trainchaos.recovery.detection.silence import PacedLook
 from trainchaos.recovery.nodes.coordinator import pings
 from trainchaos.recovery.nodes.coordinator.admission import Admission
 from trainchaos.recovery.nodes.coordinator.loss import Absence, FleetLimits, How, TakenAway, judge

@@ -18,7 +18,7 @@ from trainchaos.recovery.cli.console import JobListener
 from trainchaos.recovery.cli.options import parser
 from trainchaos.recovery.cli.script_job import LOG_RESERVE, JobSpec, ScriptJob
 from trainchaos.recovery.cli.takeover_log import read_takeover_log
-from trainchaos.recovery.detection.paced_look import PacedLook
+from trainchaos.recovery.detection.silence import PacedLook
 from trainchaos.recovery.health.readings.reports import HealthReport
 from trainchaos.recovery.health.readings.signs import HealthAlarm
 from trainchaos.recovery.nodes.link.clock import boot_id
@@ -50,7 +50,6 @@ class FakeHost:
     """
 
     store_host = LOOPBACK
-    here = True
     configure: Any = None
 
     def __init__(self, stop: StopFlag, lives: Callable[[FakeHost], bool]) -> None:

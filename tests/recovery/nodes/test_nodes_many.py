@@ -24,8 +24,7 @@ from trainchaos.recovery.cli.avoided_places import AvoidedPlaces
 from trainchaos.recovery.cli.hosts import RETURN_LIMIT_S, _Arrivals
 from trainchaos.recovery.cli.roster import FEW_ASKED, LeastTaken, ScriptRoster
 from trainchaos.recovery.cli.takeover_log import UNWRITTEN, TakeoverLog, read_takeover_log
-from trainchaos.recovery.detection.paced_look import REST, PacedLook
-from trainchaos.recovery.detection.silence import MAX_LOOK_S, PollTime, max_look_s
+from trainchaos.recovery.detection.silence import MAX_LOOK_S, REST, PacedLook, PollTime, max_look_s
 from trainchaos.recovery.health.quarantine import names_of
 from trainchaos.recovery.nodes.coordinator import pings
 from trainchaos.recovery.nodes.coordinator.connections import Connections

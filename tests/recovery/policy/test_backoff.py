@@ -104,7 +104,7 @@ def test_a_misfit_is_tried_again_much_later() -> None:
         assert rig.names()[-1] == f"s{number}"
         train_for(rig, 2.0)
     told(rig, "s8")  # the upgrade was taken back
-    assert (rig.stage, rig.control.ready_spares) == (Stage.TRAINING, ("s8",))
+    assert (rig.stage, rig.control.job.ready_spares) == (Stage.TRAINING, ("s8",))
 
 
 def lose(rig: Rig, victim: str) -> None:

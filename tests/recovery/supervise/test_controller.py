@@ -978,7 +978,7 @@ def test_a_spare_that_dies_is_replaced_and_training_goes_on() -> None:
     assert rig.stage is Stage.TRAINING
     assert rig.names("spare") == ["s4", "s5"]
     rig.ready("s5")
-    assert rig.control.ready_spares == ("s5",)
+    assert rig.control.job.ready_spares == ("s5",)
 
 
 @pytest.mark.parametrize("moment", ["stopping", "forming"])
@@ -1149,7 +1149,7 @@ def test_no_order_of_news_confuses_the_supervisor(
         hear(rig, name, sayings[what % len(sayings)])
         table = rig.control.job.table
         if rig.stage in (Stage.FORMING, Stage.TRAINING, Stage.PAUSING):
-            assert 1 <= len(rig.members) <= rig.control.world
+            assert 1 <= len(rig.members) <= rig.control.job.world
             assert len(set(rig.members)) == len(rig.members)
             assert all(
                 table[name].health in (Health.TRAINING, Health.PARKED) for name in rig.members

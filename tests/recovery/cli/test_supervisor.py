@@ -222,12 +222,10 @@ def test_the_first_generation_holds_what_the_user_asked_for(
     assert {name: join.restore for name, join in host.joins.items()} == dict.fromkeys(
         ("w0", "w1"), not fresh
     )
-    adopted = [
-        e
-        for e in read_actor(tmp_path / "orchestrator.jsonl").events
-        if e.kind is Kind.COORDINATOR_ADOPTED
-    ]
-    assert len(adopted) == takes_over
+    events = read_actor(tmp_path / "orchestrator.jsonl").events
+    assert len([e for e in events if e.kind is Kind.COORDINATOR_ADOPTED]) == takes_over
+    exits = [e.data for e in events if e.kind is Kind.PROCESS_EXITED]
+    assert len(exits) == 2 and all(e["expected"] and e["asked_ns"] for e in exits)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import os
 import select
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -31,6 +32,7 @@ from trainchaos.recovery.health.care.place_check import (
 )
 from trainchaos.recovery.health.care.suspect_places import SuspectPlaces, why_suspect
 from trainchaos.recovery.health.readings.reports import HealthReport
+from trainchaos.recovery.health.taint import made, of_place
 from trainchaos.recovery.nodes.coordinator.node_state import (
     NodeChecked,
     NodeGone,
@@ -44,6 +46,8 @@ from trainchaos.recovery.process.processes import state
 
 BAD, GOOD = (0, "cuda:1"), (0, "cuda:0")
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus."
+
+NOW = datetime.now(UTC)
 
 
 class Bench:
@@ -355,7 +359,13 @@ def test_a_place_of_this_machine_is_fit() -> None:
     assert done.returncode == 0 and json.loads(done.stdout) == {"fit": True, "said": []}
 
 
-def roster_of(devices: int, log: TakeoverLog | None = None, *, now_s: float = 0.0) -> ScriptRoster:
+def roster_of(
+    devices: int,
+    log: TakeoverLog | None = None,
+    *,
+    now_s: float = 0.0,
+    tainted: AvoidedPlaces = AvoidedPlaces(()),
+) -> ScriptRoster:
     """The roster of a job on one node with so many GPUs."""
     host: Any = SimpleNamespace(
         now_ns=lambda: int(now_s * 1e9),
@@ -365,7 +375,7 @@ def roster_of(devices: int, log: TakeoverLog | None = None, *, now_s: float = 0.
         may_return=lambda: False,
     )
     room: Any = SimpleNamespace(begins=lambda name: None)
-    return ScriptRoster(host, room, log, AvoidedPlaces(()), lambda *_, **__: None, lambda: False)
+    return ScriptRoster(host, room, log, tainted, lambda *_, **__: None, lambda: False)
 
 
 def started(roster: ScriptRoster, count: int = 1) -> list[str]:
@@ -386,6 +396,13 @@ def test_a_process_starts_on_a_suspect_spot_only_where_there_is_no_other() -> No
     assert roster.spots_in_use() == {GOOD}
     suspects.clear()
     assert started(roster) == ["cuda:1"]
+
+
+def test_a_process_does_not_start_at_a_tainted_device_while_there_are_others() -> None:
+    taint = made({**of_place("a/cuda:0"), "reason": "XID 79", "since": NOW, "by": "alarm"})
+    tainted = AvoidedPlaces([taint])
+    tainted.hosts_are({0: "a"})
+    assert started(roster_of(2, tainted=tainted), 2) == ["cuda:1"] * 2
 
 
 def test_a_process_does_not_start_where_another_gave_wrong_values() -> None:

@@ -65,7 +65,6 @@ class RunDirectory:
 
     @property
     def results(self) -> Path:
-        """Derived results."""
         return self.root / "results.json"
 
     def events(self, arm: str) -> Path:
@@ -77,7 +76,6 @@ class RunDirectory:
         return _plain(self.root / "logs", arm)
 
     def checkpoints(self, arm: str) -> Path:
-        """Checkpoints of one arm."""
         return _plain(self.root / "checkpoints", arm)
 
     def arms(self) -> list[str]:

@@ -65,6 +65,7 @@ class RunDirectory:
 
     @property
     def results(self) -> Path:
+        """Derived results."""
         return self.root / "results.json"
 
     def events(self, arm: str) -> Path:

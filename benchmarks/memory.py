@@ -30,7 +30,8 @@ from trainchaos.recovery.policy.interval import SaveSchedule
 from trainchaos.recovery.policy.jobconfig import InMemory
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.process.forkserver import start_cold
-from trainchaos.recovery.process.local import Exited, rank_environment
+from trainchaos.recovery.process.host import Exited
+from trainchaos.recovery.process.local import rank_environment
 from trainchaos.recovery.process.processes import become_subreaper
 from trainchaos.recovery.state.state import TrainState
 

@@ -37,8 +37,7 @@ from trainchaos.chaos.errors import (
 from trainchaos.chaos.events.log import ORCHESTRATOR
 from trainchaos.recovery.cli.avoided_places import AvoidedPlaces
 from trainchaos.recovery.cli.console import ConsoleListener
-from trainchaos.recovery.cli.job_spec import JobSpec
-from trainchaos.recovery.cli.nodes_host import NodesProcessHost
+from trainchaos.recovery.cli.hosts import FleetScripts, LocalScripts, ScriptHost
 from trainchaos.recovery.cli.options import (
     UsageError,
     check,
@@ -47,12 +46,11 @@ from trainchaos.recovery.cli.options import (
     strategy_of,
     timing_of,
 )
-from trainchaos.recovery.cli.process_host import LocalProcessHost, ProcessHost
-from trainchaos.recovery.cli.supervisor import Supervisor
+from trainchaos.recovery.cli.script_job import JobSpec, ScriptJob
 from trainchaos.recovery.cli.takeover_log import lock, read_takeover_log
 from trainchaos.recovery.health.checks import Checker, PlaceChecks, check_command
 from trainchaos.recovery.health.reputation import Care
-from trainchaos.recovery.health.service import HealthService, machine_service
+from trainchaos.recovery.health.service import machine_service
 from trainchaos.recovery.health.taints import TaintError, TaintList, TooFewPlaces, taints_now
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet
 from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
@@ -133,20 +131,17 @@ def _spec(given: argparse.Namespace, events: Path, exchange: Exchange) -> JobSpe
 
 def _here(
     given: argparse.Namespace, events: Path, wanted: int, avoided: AvoidedPlaces
-) -> tuple[ProcessHost, Exchange]:
+) -> tuple[ScriptHost, Exchange]:
     places, exchange = _places(given.device, given.backend, wanted)
     places = avoided.left_here(places, wanted)
-    return LocalProcessHost(places, events, given.logs.resolve() if given.logs else None), exchange
+    health = machine_service(places, reports=given.health_reports)
+    logs = given.logs.resolve() if given.logs else None
+    return LocalScripts(places, events, logs, health), exchange
 
 
-def _health(given: argparse.Namespace, host: ProcessHost) -> HealthService:
-    devices = [spot.device for spot in host.spots()]
-    return machine_service(devices, reports=given.health_reports)
-
-
-def _care(given: argparse.Namespace, host: ProcessHost) -> Care:
+def _care(given: argparse.Namespace, host: ScriptHost) -> Care:
     checker: Checker | None = None
-    if given.preflight_rejoins and isinstance(host, NodesProcessHost):
+    if given.preflight_rejoins and isinstance(host, FleetScripts):
         checker = host.checks
     elif given.preflight_rejoins:
         checker = PlaceChecks(check_command())
@@ -155,7 +150,7 @@ def _care(given: argparse.Namespace, host: ProcessHost) -> Care:
 
 def _on_nodes(
     given: argparse.Namespace, events: Path, wanted: int, epoch: int, avoided: AvoidedPlaces
-) -> tuple[ProcessHost, Exchange]:
+) -> tuple[ScriptHost, Exchange]:
     prepare_store()  # agents that have connected would get no answer meanwhile
     gc.set_threshold(*COLLECTED)
     host, port = given.listen
@@ -163,7 +158,7 @@ def _on_nodes(
     fleet = Fleet(
         token=read_token(given.token_file), host=host, port=port, epoch=epoch, limits=limits
     )
-    nodes = NodesProcessHost(
+    nodes = FleetScripts(
         fleet,
         nodes=given.nodes,
         size=wanted,
@@ -231,8 +226,7 @@ def _run(given: argparse.Namespace, strategy: Strategy, timing: Timing, stop: St
             host, exchange = _on_nodes(given, events, wanted, epoch, avoided)
         spec = _spec(given, events, exchange)
         shown = ConsoleListener(takeover)
-        health = _health(given, host) if given.nodes is None else None
-        supervisor = Supervisor(
+        job = ScriptJob(
             spec,
             strategy,
             timing,
@@ -240,19 +234,18 @@ def _run(given: argparse.Namespace, strategy: Strategy, timing: Timing, stop: St
             listener=shown,
             stop=stop,
             takeover=takeover,
-            health=health,
             avoided=avoided,
             care=_care(given, host),
         )
-        outcome = supervisor.run()
+        outcome = job.run()
     finally:
         os.close(held)
-    for failure in supervisor.late_failures:
+    for failure in job.late_failures:
         say(f"after the last step {failure}")
     say(f"events in {spec.events}")
     if outcome == "interrupted":
         return EXIT_TERMINATED if stop.signum == signal.SIGTERM else EXIT_INTERRUPTED
-    return EXIT_PASS if outcome == "completed" and not supervisor.late_failures else EXIT_FAIL
+    return EXIT_PASS if outcome == "completed" and not job.late_failures else EXIT_FAIL
 
 
 if __name__ == "__main__":

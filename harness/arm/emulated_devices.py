@@ -123,7 +123,6 @@ class EmulatedDevices:
         return found
 
     def problems(self) -> Sequence[Problem]:
-        """None."""
         return ()
 
     def said(self) -> list[Changed]:

@@ -6,28 +6,12 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.chaos.fault.targets import StorageTarget
 from trainchaos.harness.arm.emulated_devices import EmulatedDevices
 from trainchaos.harness.arm.in_force import ActiveEffects
-from trainchaos.harness.launch.launcher import (
-    ArmSetup,
-    GroupControl,
-    LinkControl,
-    MachineControl,
-    StoreControl,
-)
+from trainchaos.harness.launch.launcher import ArmSetup, FaultSurface
 from trainchaos.harness.undo.ledger import Ledger
 from trainchaos.recovery.health.signs import ReportFile
 from trainchaos.recovery.transport.wire import Message
-
-
-class RecordEvent(Protocol):
-    """Writes an event of an arm."""
-
-    def __call__(
-        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
-    ) -> Event:
-        """Write it."""
 
 
 class Scene(Protocol):
@@ -38,31 +22,15 @@ class Scene(Protocol):
     in_force: ActiveEffects
 
     @property
+    def surface(self) -> FaultSurface:
+        """What faults touch beside processes."""
+
+    @property
     def has_coordinator(self) -> bool:
         """Whether a coordinator supervises the job now."""
 
     def lose_coordinator(self, down_s: float) -> None:
         """Drop the coordinator with all its state; another takes over ``down_s`` seconds later."""
-
-    @property
-    def store(self) -> StoreControl | None:
-        """The key-value store, if it is a process of its own."""
-
-    @property
-    def links(self) -> LinkControl | None:
-        """What shapes connections between ranks, if the arm's faults need it."""
-
-    @property
-    def machines(self) -> MachineControl | None:
-        """Control of whole nodes, where nodes are more than names."""
-
-    @property
-    def storage(self) -> StorageTarget | None:
-        """The file system of the checkpoints, if they have one of their own."""
-
-    @property
-    def groups(self) -> GroupControl | None:
-        """Limits on memory, if the arm's faults need them."""
 
     @property
     def health(self) -> ReportFile | None:

@@ -1,19 +1,85 @@
 """The processes of an arm: where each is placed, its undo record (written before it acts), and
 which are alive.
+
+Workers of the first generation are on the nodes of their ranks, spares on nodes without ranks
+first, then on the last node (``chaos.scenario.topology``). A replacement goes to the first node
+that has fewer processes than it began with, since the platform, where it can, replaces a lost
+machine by another one of the same number. Until that machine is there, spare nodes are filled like
+the others; after them, the node that exceeds its number by the least takes more. A node on which
+processes keep failing is chosen last: otherwise it would be chosen first, as the node that lacks a
+process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from trainchaos.chaos.errors import NoPlaceLeft
-from trainchaos.chaos.events.log import Kind
-from trainchaos.harness.arm.fault_context import Scene
-from trainchaos.harness.arm.placement import Placement
+from trainchaos.chaos.scenario.topology import Topology
 from trainchaos.harness.launch.devices import DeviceBoard
-from trainchaos.harness.launch.launcher import Cluster, Exited, Leftovers
+from trainchaos.harness.launch.launcher import ArmSetup, Cluster, Leftovers
+from trainchaos.harness.launch.places.seats import planned, rooms, seats
+from trainchaos.harness.undo.ledger import Ledger
 from trainchaos.recovery.health.checks import Spot
-from trainchaos.recovery.health.reputation import Reputation
+from trainchaos.recovery.process.host import Exited
+from trainchaos.recovery.supervise.supervisor import Roster, StartedProcess
+
+NO_LIMITS: Mapping[int, int] = MappingProxyType({})
+
+
+class Placement:
+    """The nodes of an arm's processes. ``spares``: the number that the job starts with; ``room``:
+    processes that a node takes, where taints limit that. If they leave too few seats, processes
+    start where the topology says; launchers refuse such an arm (``harness.launch.places.seats``).
+    """
+
+    def __init__(
+        self, topology: Topology, *, spares: int, room: Mapping[int, int] = NO_LIMITS
+    ) -> None:
+        first = seats(topology, spares=spares, room=room) or planned(topology, spares=spares)
+        self._first = {"worker": list(first.workers), "spare": list(first.spares)}
+        self._full = first.full
+        most = rooms(topology, spares=spares)
+        self._room = Counter({node: room.get(node, count) for node, count in most.items()})
+        self._node_of: dict[str, int] = {}
+
+    def place(
+        self,
+        process: str,
+        role: str,
+        living: Collection[str],
+        usable: Collection[int],
+        *,
+        again: bool = False,
+        avoid: Collection[int] = (),
+    ) -> int:
+        """The node of a process about to start. ``living``: processes that are neither gone nor
+        asked to end; ``usable``: nodes that take processes now, at least one; ``again``: a retry
+        after a failed start; ``avoid``: nodes on which processes keep failing, used when there are
+        no others.
+        """
+        first = self._first.get(role, []) if not again else []
+        node = first.pop(0) if first else None
+        if node is None or node not in usable:
+            there = Counter(self._node_of[n] for n in living if n in self._node_of)
+            node = self._best(there, sorted(set(usable).difference(avoid) or usable))
+        self._node_of[process] = node
+        return node
+
+    def _best(self, there: Counter[int], usable: list[int]) -> int:
+        lacking = [node for node in usable if there[node] < self._full[node]]
+        return (
+            lacking[0]
+            if lacking
+            else min(usable, key=lambda node: (there[node] - self._room[node], node))
+        )
+
+    def on(self, node: int, living: Collection[str]) -> list[str]:
+        """The living processes of a node, oldest first."""
+        return [name for name, its in self._node_of.items() if its == node and name in living]
+
 
 PATIENCE_S = (
     # with nodes that do not answer and are not given up: a busy machine takes seconds, a network
@@ -22,19 +88,25 @@ PATIENCE_S = (
 )
 
 
-class Roster:
-    """Every rank and spare that the arm ever had. ``asked_ns``: when each was first asked to end,
-    if it was.
+class ArmRoster(Roster):
+    """Every rank and spare that the arm ever had. ``asked_ns``: when each was first asked to
+    end, if it was.
     """
 
-    def __init__(self, scene: Scene, cluster: Cluster, *, spares: int) -> None:
-        topology = scene.setup.cell.scenario.topology
-        self._scene = scene
-        self._cluster = cluster
-        self._pids: dict[str, int] = {}
-        self._exited: set[str] = set()
+    def __init__(
+        self,
+        setup: ArmSetup,
+        cluster: Cluster,
+        ledger: Ledger,
+        asked_ns: Mapping[str, int],
+        *,
+        spares: int,
+    ) -> None:
+        super().__init__(lambda: cluster.now_ns() / 1e9)
+        topology = setup.cell.scenario.topology
+        self._arm, self._cluster, self._ledger = setup.id, cluster, ledger
+        self._asked_ns = asked_ns
         self._undo: dict[str, str] = {}  # process -> its record in the ledger
-        self.reputation = Reputation(lambda: scene.now_ns() / 1e9)
         self._tainted = cluster.tainted
         self._board = DeviceBoard(
             cluster.places_on,
@@ -44,40 +116,35 @@ class Roster:
         )
         self._placement = Placement(topology, spares=spares, room=self._tainted.room)
         self._count = 0
-        self.asked_ns: dict[str, int] = {}
-        self.device_of = self._board.device_of
-        self.refuse_device = self._board.refuse
-        self.accept_device = self._board.accept
-        self.node_of = self._placement.node_of
+        self.refuse_device, self.accept_device = self._board.refuse, self._board.accept
 
-    def spawn(self, role: str, mode: str) -> str:
-        """Start a process under the next free name: ``w<n>``, or ``s<n>`` for one that starts as
-        spare.
-
-        If the chosen node is lost at that moment or does not answer, the process starts on another
-        node under another name. Raises NoPlaceLeft when no node is left or none has answered for
-        ``PATIENCE_S``.
+    def start(self, role: str, mode: str) -> StartedProcess:
+        """If the chosen node is lost at that moment or does not answer, the process starts on
+        another node under another name. Raises NoPlaceLeft when no node is left or none has
+        answered for ``PATIENCE_S``.
         """
         name, pid, node, device = self._start(role, mode)
-        self._pids[name] = pid
+        self.will_undo(name, pid)
+        return self.started(name, pid, (node, device))
+
+    def expect(self, role: str, mode: str, count: int) -> None:
+        """An arm has few: they are started one by one."""
+
+    def will_undo(self, name: str, pid: int) -> None:
+        """Write the record by which any process can remove this one."""
         undo = self._cluster.undo(name, pid)
         if undo is not None:
-            self._undo[name] = self._scene.ledger.will(undo, arm=self._scene.setup.id, process=name)
-        self._scene.record(
-            Kind.PROCESS_SPAWNED,
-            process=name,
-            pid=pid,
-            role=role,
-            mode=mode,
-            node=node,
-            device=device,
-        )
-        return name
+            self._undo[name] = self._ledger.will(undo, arm=self._arm, process=name)
+
+    def undone(self, name: str) -> None:
+        """A process of no rank has ended."""
+        if name in self._undo:
+            self._ledger.undone(self._undo.pop(name), f"{name} has ended")
 
     def _start(self, role: str, mode: str) -> tuple[str, int, int, str]:
         why = "no node has a device that it may use"
         failed: set[int] = set()
-        now_ns = self._scene.now_ns()
+        now_ns = self._cluster.now_ns()
         first, until_ns = True, now_ns + int(PATIENCE_S * 1e9)
         spurns = self.reputation.spurns
         bad = {node for node in self._cluster.usable() if spurns(node, now_ns / 1e9)}
@@ -87,7 +154,7 @@ class Roster:
             able = [node for node in self._cluster.usable() if self._board.takes(node)]
             able = [node for node in able if node not in self._tainted.nodes] or able
             usable = [node for node in able if node not in failed]
-            if not usable and able and self._scene.now_ns() < until_ns:
+            if not usable and able and self._cluster.now_ns() < until_ns:
                 failed, usable = set(), able
             if not usable:
                 break
@@ -107,40 +174,24 @@ class Roster:
             hint="give the run more nodes, or a spare one",
         )
 
-    def distrust(self, process: str) -> None:
-        """A process's device gave wrong values."""
-        if (device := self.device_of(process)) is not None:
+    def distrust(self, name: str) -> None:
+        """Its device is not to be trusted, by whichever node it is used."""
+        if (device := self.device_of(name)) is not None:
             self.reputation.distrust((None, device))
 
-    def note_exit(self, report: Exited) -> int:
-        """Record that the exit is known; returns the pid that the process had."""
-        self._exited.add(report.process)
-        if report.process not in self.asked_ns and report.exit_code != 0:
-            self.reputation.failed((self.node_of(report.process), None))
-        return self._pids[report.process]
+    def forget(self, name: str) -> None:
+        """Its place is remembered: an arm has few processes."""
 
-    def spot_of(self, name: str) -> Spot | None:
-        """Node and device that a process was started at."""
-        node, device = self.node_of(name), self.device_of(name)
-        return None if node is None or device is None else (node, device)
+    def exited(self, report: Exited) -> int:
+        if report.process not in self._asked_ns and report.exit_code != 0:
+            self.reputation.failed((self.node_of(report.process), None))
+        return super().exited(report)
 
     def spots_in_use(self) -> set[Spot]:
-        """Those of processes whose exit is not known."""
-        return {spot for name in self.there() if (spot := self.spot_of(name)) is not None}
-
-    def gone(self, name: str) -> bool:
-        """Whether the exit is known."""
-        return name in self._exited
+        return {self._spots[name] for name in self.pids}
 
     def living(self) -> list[str]:
-        """Processes that are neither gone nor asked to end."""
-        return [
-            name for name in self._pids if name not in self._exited and name not in self.asked_ns
-        ]
-
-    def there(self) -> list[str]:
-        """Processes whose exit is not known."""
-        return [name for name in self._pids if name not in self._exited]
+        return [name for name in self.pids if name not in self._asked_ns]
 
     def on_node(self, node: int) -> list[str]:
         """The living processes of a node."""
@@ -150,4 +201,4 @@ class Roster:
         """The arm is over: close its undo records if nothing is left."""
         records: Mapping[str, str] = self._undo if not leftovers.processes else {}
         for process, record in records.items():
-            self._scene.ledger.undone(record, f"{process} and what it started ended with the arm")
+            self._ledger.undone(record, f"{process} and what it started ended with the arm")

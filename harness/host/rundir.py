@@ -77,7 +77,6 @@ class RunDirectory:
         return _plain(self.root / "logs", arm)
 
     def checkpoints(self, arm: str) -> Path:
-        """Checkpoints of one arm."""
         return _plain(self.root / "checkpoints", arm)
 
     def arms(self) -> list[str]:

@@ -72,7 +72,6 @@ class Sealed(BaseModel):
 
     @property
     def said(self) -> str:
-        """One line for people."""
         if self.state == "none":
             return "none: its files may have been changed since"
         if self.state == "broken":
@@ -103,7 +102,6 @@ class Sealer:
         self._seal(_logs(self._run.events(name)), complete=False)
 
     def close(self) -> None:
-        """The run has ended."""
         self._seal(sealed_paths(self._run), complete=True)
 
     def _seal(self, paths: Iterator[Path], *, complete: bool) -> None:

@@ -153,7 +153,6 @@ class Commands:
         )
 
     def nodes(self, names: Sequence[str]) -> dict[str, SlurmNodeState]:
-        """States of nodes, by name."""
         out = self._ask(["scontrol", "--oneliner", "show", "node", ",".join(names)])
         return {row["NodeName"]: _node(row) for row in records(out) if "NodeName" in row}
 
@@ -163,7 +162,6 @@ class Commands:
         return tuple(row["NodeName"] for row in rows if "NodeName" in row)
 
     def steps(self, job: str) -> list[RunningStep]:
-        """A job's running steps."""
         out = self._ask(["squeue", "--steps", "--noheader", "--format=%i|%N|%j", f"--jobs={job}"])
         rows = [line.strip().split("|", 2) for line in out.splitlines() if line.count("|") >= 2]
         return [RunningStep(id=step, nodes=nodes, name=name) for step, nodes, name in rows]

@@ -10,8 +10,7 @@ from typing import Any
 from trainchaos.chaos.fault.base import Fault, Need, Where
 from trainchaos.chaos.schedule.plan import PlannedFault
 from trainchaos.harness.arm.fault_context import Scene
-from trainchaos.harness.inject.occurrence import Act, command_of
-from trainchaos.harness.inject.occurrences import Occurrences
+from trainchaos.harness.inject.occurrences import Act, Occurrences, command_of
 from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget, Site, miss_rank, site
 from trainchaos.recovery.transport.wire import Extra
 
@@ -66,7 +65,7 @@ class Acts:
         """Make each rank that holds act, one occurrence per rank. ``held``: rank -> process."""
         for rank, process in sorted(held.items()):
             who = {"process": process, "rank": rank}
-            groups = self._scene.groups if Need.CGROUP in act.fault.wants() else None
+            groups = self._scene.surface.groups if Need.CGROUP in act.fault.wants() else None
             undo = groups.undo(process) if groups is not None else ()
             aim = OccurrenceTarget(target=None, who=who, processes=(process,), rank=rank, undo=undo)
             self._send(process, command_of(self._struck.begin(act, aim)))

@@ -8,7 +8,7 @@ A launcher is one file in ``harness/launchers``: a pydantic model of its YAML pa
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.fault.base import Need
 from trainchaos.chaos.fault.targets import LinkShape, StorageTarget
 from trainchaos.chaos.scenario.model import Cell
@@ -25,28 +24,10 @@ from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.places.seats import Tainted
 from trainchaos.harness.launch.workload import DataInfo
 from trainchaos.harness.undo.base import Undo
-from trainchaos.recovery.checkpoint.memory.keepers import KeeperStarted
 from trainchaos.recovery.health.checks import Checker
 from trainchaos.recovery.health.signs import Sign
-from trainchaos.recovery.process.local import Exited, MessageReceived, Report
-from trainchaos.recovery.process.starvation import Pulse
-from trainchaos.recovery.transport.progress_counters import Mark
-from trainchaos.recovery.transport.wire import Message
-
-__all__ = [
-    "ArmSetup",
-    "Cluster",
-    "Exited",
-    "KeeperControl",
-    "KeeperStarted",
-    "Launcher",
-    "Leftovers",
-    "MachineControl",
-    "MessageReceived",
-    "NodeNews",
-    "Report",
-    "Session",
-]
+from trainchaos.recovery.process.host import Host
+from trainchaos.recovery.supervise.keeper_log import KeeperControl
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,76 +168,42 @@ class MachineControl(Protocol):
         """
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeNews:
-    """A node's event, to be recorded: ``NODE_JOINED``, ``NODE_LOST`` or ``CLOCK_MEASURED`` with its
-    ``data``.
-    """
-
-    kind: Kind
-    data: Mapping[str, Any]
-
-
-class KeeperControl(Protocol):
-    """The keepers of in-memory checkpoints, one per node; see ``recovery.checkpoint.memory``."""
-
-    def look(self) -> Sequence[KeeperStarted | Exited]:
-        """Starts and exits since the last look; every keeper that exited has a successor."""
-
-    def keeper_of(self, node: int) -> str:
-        """Name of the node's current keeper process."""
-
-    def hung_s(self, process: str) -> float | None:
-        """Seconds without an answer, of a keeper that was ended for that."""
-
-    def signal(self, process: str, signum: int) -> None:
-        """Signal a keeper; no error if it is already gone."""
-
-    def os_state(self, process: str) -> str:
-        """Kernel state of a keeper, as for a rank."""
-
-    def end(self) -> Sequence[Exited]:
-        """Kill all keepers and wait for their exits."""
-
-
-class Cluster(Protocol):
-    """The processes of one arm."""
-
-    def places_on(self, node: int) -> Sequence[str]:
-        """A node's devices, or emulated slots (``cpu:0`` ...) where there are none."""
-
-    def usable(self) -> Collection[int]:
-        """Nodes on which a process can be started now."""
-
-    @property
-    def groups(self) -> GroupControl | None:
-        """Limits on memory, if the arm's faults need them."""
-
-    @property
-    def store_port(self) -> int:
-        """Port of the key-value store now."""
-
-    @property
-    def store(self) -> StoreControl | None:
-        """The key-value store, if it is a separate process; ``store_port`` changes when another
-        takes over.
-        """
+class FaultSurface(Protocol):
+    """What faults touch beside processes; None where an arm has none of it."""
 
     @property
     def links(self) -> LinkControl | None:
         """Shapes connections between ranks, if the arm's faults need it."""
 
     @property
+    def groups(self) -> GroupControl | None:
+        """Limits on memory and processors, if the arm's faults need them."""
+
+    @property
+    def store(self) -> StoreControl | None:
+        """The key-value store, if it is a separate process; the port changes when another takes
+        over.
+        """
+
+    @property
     def machines(self) -> MachineControl | None:
         """Acts on nodes as a whole, where nodes are more than names."""
 
     @property
-    def keepers(self) -> KeeperControl | None:
-        """Keepers of in-memory checkpoints, if the cell has them."""
-
-    @property
     def storage(self) -> StorageTarget | None:
         """The arm's own file system for checkpoints, if it has one."""
+
+
+class Cluster(Host, FaultSurface, Protocol):
+    """The processes of one arm, and what faults touch there."""
+
+    @property
+    def store_port(self) -> int:
+        """Port of the key-value store now."""
+
+    @property
+    def keepers(self) -> KeeperControl | None:
+        """Keepers of in-memory checkpoints, if the cell has them."""
 
     def checker(self) -> Checker:
         """Finds out whether places are fit, on their machines. Whoever asks for it closes it."""
@@ -275,50 +222,13 @@ class Cluster(Protocol):
     def identity(self) -> dict[str, Any]:
         """The orchestrator's ``pid``, ``host`` and ``wall_ns`` (Unix time now)."""
 
-    def now_ns(self) -> int:
-        """Monotonic nanoseconds; simulated time in a simulator."""
-
-    def spawn(self, name: str, role: str, mode: str, device: str, node: int = 0) -> int:
-        """Start a process on one of ``places_on(node)`` and return its pid. Raises
-        InfrastructureError; ConnectionError if its node has just been lost.
-        """
-
     def undo(self, name: str, pid: int) -> Undo | None:
         """The record by which any process can remove a process spawned here; None if it is not a
         real one.
         """
 
-    def news(self) -> Sequence[NodeNews]:
-        """Events of nodes since the last call; in a new arm, first of all nodes that are there."""
-
     def hardware(self) -> Sequence[Sign]:
         """Reports of the machine's own monitors since the last call."""
-
-    def send(self, name: str, message: Message) -> bool:
-        """Send a message; False when the process is gone."""
-
-    def signal(self, name: str, signum: int) -> None:
-        """Signal a process through its held pidfd; no error if it is already gone."""
-
-    def mark(self, name: str) -> Mark:
-        """A process's progress mark; readable after its death too."""
-
-    def os_state(self, name: str) -> str:
-        """R, S, D, T, Z, or X if gone."""
-
-    def pid(self, name: str) -> int | None:
-        """Its pid, where it is a process of this machine that was started here; else None."""
-
-    def stacks(self, name: str) -> str | None:
-        """What a process wrote since it was sent ``recovery.process.stacks.STACK_SIGNAL``; None:
-        nothing can be read, as of a simulated one.
-        """
-
-    def pulse(self, name: str) -> Pulse:
-        """Processor time that a process got."""
-
-    def wait(self, timeout_s: float) -> list[Report]:
-        """Reports since the last call; waits up to ``timeout_s`` for one."""
 
     def away(self) -> None:
         """The coordinator is lost: other machines cannot reach it."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from trainchaos.chaos import plugins
 from trainchaos.chaos.scenario.model import Cell
+from trainchaos.recovery.process.forkserver import LaunchRecipe
 from trainchaos.recovery.process.local import rank_environment
-from trainchaos.recovery.process.node import LaunchRecipe
 
 WARM_MODULES = (
     "numpy.random",

@@ -16,13 +16,8 @@ from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.fault.targets import LinkShape
 from trainchaos.harness.launch.links.client import LinkProxy
 from trainchaos.recovery.policy.jobconfig import LOOPBACK
-from trainchaos.recovery.process.local import (
-    Children,
-    Exited,
-    MessageReceived,
-    ask_store,
-    start_store,
-)
+from trainchaos.recovery.process.host import Exited, MessageReceived
+from trainchaos.recovery.process.local import Children, ask_store, start_store
 from trainchaos.recovery.process.processes import die_with, redirect_output
 from trainchaos.recovery.transport.channel import Channel
 from trainchaos.recovery.transport.wire import Extra
@@ -136,7 +131,7 @@ class StoreKeeper:
 
     def _spawn(self, config: StoreConfig) -> None:
         name = self._name if config.be == "store" else f"client{next(self._numbers)}"
-        self._children.spawn(name, lambda fds: self._fork(config.model_dump_json().encode(), fds))
+        self._children.begin(name, lambda fds: self._fork(config.model_dump_json().encode(), fds))
 
     def _start(self) -> None:
         self._count += 1

@@ -15,7 +15,7 @@ from trainchaos.chaos.scenario.model import Cell
 from trainchaos.harness.host import processes, shared_memory
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.cgroups import CgroupControl, lacks_cgroup
-from trainchaos.harness.launch.launcher import ArmSetup, Launcher, Leftovers, Report
+from trainchaos.harness.launch.launcher import ArmSetup, Launcher, Leftovers
 from trainchaos.harness.launch.links.client import LinkProxy
 from trainchaos.harness.launch.memory import in_memory, keepers_for
 from trainchaos.harness.launch.nodes.untainted import lacks_untainted, tainted_here
@@ -32,8 +32,8 @@ from trainchaos.recovery.health.checks import PlaceChecks, check_command
 from trainchaos.recovery.health.service import machine_service
 from trainchaos.recovery.health.signs import Sign
 from trainchaos.recovery.health.taints import names_of
-from trainchaos.recovery.process.local import start_store
-from trainchaos.recovery.process.node import Node
+from trainchaos.recovery.process.host import Report
+from trainchaos.recovery.process.local import LocalHost, start_store
 
 RANK_GIB = 0.15  # private memory of one rank of the smallest workload
 IN_GROUPS = frozenset({Need.CGROUP, Need.MEMORY, Need.QUOTA})
@@ -107,24 +107,21 @@ class LocalSession:
         self.zygote.close()
 
 
-class LocalCluster:
+class LocalCluster(LocalHost):
     """The processes of one arm; implements ``harness.launch.launcher.Cluster``."""
 
     simulated = False
     machines = None  # nodes are only names here
 
     def __init__(self, session: LocalSession, setup: ArmSetup) -> None:
-        self._session = session
         self._setup = setup
-        self._node = node = Node(session.zygote, session.recipe)
-        self.send, self.signal, self.mark = node.send, node.signal, node.mark
-        self.os_state, self.stacks, self.pulse = node.os_state, node.stacks, node.pulse
-        self._places, self._exchange = places(setup)
-        self._health = machine_service(self._places)
+        devices, self._exchange = places(setup)
+        nodes = setup.cell.scenario.topology.nodes
+        super().__init__(session.zygote, session.recipe, devices, nodes=nodes)
+        self._health = machine_service(devices)
         self._health.start()
-        nodes = range(setup.cell.scenario.topology.nodes)
-        self.tainted = tainted_here(dict.fromkeys(nodes, self._places))
-        self._sessions: list[KillSession] = []
+        self.tainted = tainted_here(dict.fromkeys(range(nodes), devices))
+        self._kills: list[KillSession] = []
         self._since_ns = time.time_ns()
         self.store = (
             StoreKeeper(session.zygote.fork) if Need.STORE_PROCESS in needs_of(setup.cell) else None
@@ -155,27 +152,11 @@ class LocalCluster:
         """This process, this host, this moment."""
         return {"pid": os.getpid(), "host": socket.gethostname(), "wall_ns": time.time_ns()}
 
-    def places_on(self, node: int) -> Sequence[str]:
-        """This machine's, whichever the node."""
-        return self._places
-
-    def usable(self) -> range:
-        """All."""
-        return range(self._setup.cell.scenario.topology.nodes)
-
-    def news(self) -> tuple[()]:
-        """Nodes neither come nor go."""
-        return ()
-
     def away(self) -> None:
         """Nothing is on another machine."""
 
     def back(self) -> None:
         """Nothing is on another machine."""
-
-    def now_ns(self) -> int:
-        """Monotonic nanoseconds."""
-        return time.monotonic_ns()
 
     def spawn(self, name: str, role: str, mode: str, device: str, node: int = 0) -> int:
         """Start a rank process; returns its pid."""
@@ -193,14 +174,14 @@ class LocalCluster:
             door=self.links.door if self.links is not None else None,
         )
         data = config.model_dump_json().encode()
-        pid = self._node.start(name, data, mode=mode, log=config.events / f"{name}.jsonl")
+        pid = self.start(name, data, mode=mode, log=config.events / f"{name}.jsonl")
         self.pids[name] = pid
         return pid
 
     def undo(self, name: str, pid: int) -> Undo | None:
         """A rank leads a session of its own."""
-        self._sessions.append(KillSession.of(pid, name))
-        return self._sessions[-1]
+        self._kills.append(KillSession.of(pid, name))
+        return self._kills[-1]
 
     def checker(self) -> PlaceChecks:
         """One check at a time, whichever node is meant."""
@@ -215,23 +196,19 @@ class LocalCluster:
         """What this machine's health service found, where there are GPUs."""
         return self._health.take()
 
-    def pid(self, name: str) -> int | None:
-        """Its pid."""
-        return self.pids.get(name)
-
     def wait(self, timeout_s: float) -> list[Report]:
         """Messages and exits; a process's last messages come before its exit."""
         if self.store is not None:
             self.store.look()
             self.store_port = self.store.port
-        return self._node.wait(timeout_s)
+        return super().wait(timeout_s)
 
-    def close(self) -> Leftovers:
+    def close(self) -> Leftovers:  # type: ignore[override]
         """Kill and reap everything, close the store, free shared memory, and look for what
         is left.
         """
         self._health.close()
-        alive = self._node.close()
+        alive = super().close()
         if self.storage is not None:
             self.storage.close()
         if self.links is not None:
@@ -240,7 +217,7 @@ class LocalCluster:
             alive |= self.keepers.close()
         if self.store is not None:
             alive |= self.store.close()
-        for session in self._sessions if alive else ():
+        for session in self._kills if alive else ():
             session.undo()  # what a rank has started and left behind
         left = [
             {"pid": p, "process": name}

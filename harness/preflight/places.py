@@ -26,13 +26,8 @@ from trainchaos.harness.preflight.checks import PLACE_CHECKS
 from trainchaos.harness.preflight.links import AllReduce, Bandwidth
 from trainchaos.recovery.process import processes
 from trainchaos.recovery.process.forkserver import ForkServer
-from trainchaos.recovery.process.local import (
-    Children,
-    Exited,
-    MessageReceived,
-    rank_environment,
-    start_store,
-)
+from trainchaos.recovery.process.host import Exited, MessageReceived
+from trainchaos.recovery.process.local import Children, rank_environment, start_store
 from trainchaos.recovery.transport.channel import Channel
 from trainchaos.recovery.transport.wire import Extra
 
@@ -81,7 +76,7 @@ class Places:
             self._server.await_ready(limit_s)
             for name in names:
                 fork = partial(self._server.fork, config)
-                self.pids[name] = self._children.spawn(name, fork)
+                self.pids[name] = self._children.begin(name, fork)
         except BaseException:
             self.close()
             raise

@@ -87,18 +87,19 @@ def examine(directory: Path) -> list[MachineFinding]:
     ]
 
 
+def _finding(name: str, said: str, todo: str = "", *, broken: bool = False) -> MachineFinding:
+    state: State = "broken" if broken else "missing" if todo else "ready"
+    return MachineFinding(name=name, state=state, said=said, todo=todo)
+
+
 def _python() -> MachineFinding:
     said = f"Python {platform.python_version()} at {sys.executable}"
     if sys.version_info[:2] < LEAST_PYTHON:
-        return MachineFinding(
-            name="python", state="broken", said=said, todo="use Python 3.11 or newer"
-        )
+        return _finding("python", said, "use Python 3.11 or newer", broken=True)
     if sys.platform != "linux":
         todo = "real runs need Linux; launcher sim works anywhere"
-        return MachineFinding(
-            name="python", state="missing", said=f"{said}, {sys.platform}", todo=todo
-        )
-    return MachineFinding(name="python", state="ready", said=said)
+        return _finding("python", f"{said}, {sys.platform}", todo)
+    return _finding("python", said)
 
 
 def _torch() -> MachineFinding:
@@ -106,42 +107,33 @@ def _torch() -> MachineFinding:
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
-        return MachineFinding(
-            name="torch",
-            state="broken",
-            said="it is not installed",
-            todo="install chaos with its dependencies",
-        )
+        todo = "install chaos with its dependencies"
+        return _finding("torch", "it is not installed", todo, broken=True)
     found = re.match(r"\d+\.\d+", version)
-    if found is None or found[0] not in TRIED_TORCH:
-        todo = f"never tried: chaos was with torch {', '.join(TRIED_TORCH)} (docs/torch.md)"
-        return MachineFinding(name="torch", state="missing", said=f"torch {version}", todo=todo)
-    return MachineFinding(name="torch", state="ready", said=f"torch {version}")
+    tried = found is not None and found[0] in TRIED_TORCH
+    todo = f"never tried: chaos was with torch {', '.join(TRIED_TORCH)} (docs/torch.md)"
+    return _finding("torch", f"torch {version}", "" if tried else todo)
 
 
 def _packages() -> MachineFinding:
     lost = [name for name in NEEDED if not _installed(name)]
     if lost:
         todo = "install chaos with its dependencies"
-        return MachineFinding(
-            name="packages", state="broken", said=f"{', '.join(lost)} not installed", todo=todo
-        )
-    return MachineFinding(name="packages", state="ready", said="all that chaos needs is installed")
+        return _finding("packages", f"{', '.join(lost)} not installed", todo, broken=True)
+    return _finding("packages", "all that chaos needs is installed")
 
 
 def _cores() -> MachineFinding:
     usable, there = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     said = f"{usable} of {there} cores may be used" if usable < there else f"{there} cores"
     todo = "steps of several ranks take turns on one core: expect slow runs" if usable < 2 else ""
-    return MachineFinding(name="cores", state="missing" if todo else "ready", said=said, todo=todo)
+    return _finding("cores", said, todo)
 
 
 def _memory() -> MachineFinding:
     size = memory_gib()
     todo = "four ranks that have loaded torch need about 3 GiB" if size < LEAST_MEMORY_GIB else ""
-    return MachineFinding(
-        name="memory", state="missing" if todo else "ready", said=f"{size:.1f} GiB", todo=todo
-    )
+    return _finding("memory", f"{size:.1f} GiB", todo)
 
 
 def _disk(directory: Path) -> MachineFinding:
@@ -152,85 +144,57 @@ def _disk(directory: Path) -> MachineFinding:
     todo = f"free disk space below {there}" if free < LEAST_DISK_GIB else ""
     if not os.access(there, os.W_OK):
         todo = f"this user may not write to {there}: say --runs"
-    return MachineFinding(
-        name="disk",
-        state="missing" if todo else "ready",
-        said=f"{free:.0f} GiB free at {there}",
-        todo=todo,
-    )
+    return _finding("disk", f"{free:.0f} GiB free at {there}", todo)
 
 
 def _gpus() -> MachineFinding:
-    found = cuda_devices()
-    if found:
-        return MachineFinding(name="gpus", state="ready", said=", ".join(found))
-    return MachineFinding(
-        name="gpus",
-        state="missing",
-        said="no NVIDIA GPU",
-        todo="only device: cuda and the faults of real GPUs need one",
-    )
+    if found := cuda_devices():
+        return _finding("gpus", ", ".join(found))
+    todo = "only device: cuda and the faults of real GPUs need one"
+    return _finding("gpus", "no NVIDIA GPU", todo)
 
 
 def _probe(name: str) -> MachineFinding:
     why = PROBES[name]()
-    if why is None:
-        return MachineFinding(name=name, state="ready", said=_WHAT[name])
-    return MachineFinding(name=name, state="missing", said=why, todo=_HINTS[name])
+    return _finding(name, _WHAT[name]) if why is None else _finding(name, why, _HINTS[name])
 
 
 def _links() -> MachineFinding:
     """Between containers; the proxy of launcher local needs nothing."""
     why = lacks_links()
     if why is not None:
-        return MachineFinding(
-            name="links",
-            state="missing",
-            said=why,
-            todo="only real links between containers need it",
-        )
+        return _finding("links", why, "only real links between containers need it")
     tools = ", ".join(path for path in map(shutil.which, ("tc", "nft")) if path)
     said = f"links between containers can be shaped ({tools or 'by their own tools'})"
-    return MachineFinding(name="links", state="ready", said=said)
+    return _finding("links", said)
 
 
 def _names() -> MachineFinding:
     slowest_s = dns_check.slowest_lookup_s()
     if slowest_s <= dns_check.SLOW_S:
         said = f"looking up {dns_check.ADDRESS} takes {slowest_s:.2g} s at the most"
-        return MachineFinding(name="names", state="ready", said=said)
+        return _finding("names", said)
     said = f"looking up {dns_check.ADDRESS} took {slowest_s:.2g} s or more"
     todo = f"stacks and scripts that connect by themselves wait for it: {dns_check.REMEDY}"
-    return MachineFinding(name="names", state="missing", said=said, todo=todo)
+    return _finding("names", said, todo)
 
 
 def _slurm() -> MachineFinding:
     if not installed():
-        todo = "only launcher slurm needs it"
-        return MachineFinding(
-            name="slurm", state="missing", said="its commands are not in PATH", todo=todo
-        )
+        return _finding("slurm", "its commands are not in PATH", "only launcher slurm needs it")
     job = os.environ.get("SLURM_JOB_ID")
     said = f"in job {job}" if job else "its commands are here; this is not in a job"
     todo = "" if job else "launcher slurm runs in an allocation: salloc or sbatch"
-    return MachineFinding(name="slurm", state="ready" if job else "missing", said=said, todo=todo)
+    return _finding("slurm", said, todo)
 
 
 def _stacks() -> Iterator[MachineFinding]:
     for name in environments.stacks():
         found = environments.look(name)
-        versions = ", ".join(
-            f"{package} {version}" for package, version in list(found.versions.items())[:4]
-        )
-        if found.ready:
-            yield MachineFinding(name=f"stack {name}", state="ready", said=versions)
-        else:
-            yield MachineFinding(
-                name=f"stack {name}",
-                state="missing",
-                said=found.why,
-                todo=f"chaos stacks install {name}",
-            )
+        versions = [f"{package} {version}" for package, version in [*found.versions.items()][:4]]
+        said = ", ".join(versions) if found.ready else found.why
+        todo = "" if found.ready else f"chaos stacks install {name}"
+        yield _finding(f"stack {name}", said, todo)
 
 
 def _installed(name: str) -> bool:

@@ -1,52 +1,55 @@
 """The job of built-in ranks, as an arm plays it: its coordinator supervises it, and faults act on
-it.
+it. Real and simulated processes share this code.
 
-Real and simulated processes share this code. ``harness.arm.loop`` has the loop around it;
-``harness.run.scene`` is what faults see of it.
+The coordinator is a controller that can be lost, with all its state; successors take over from the
+log. What is around it (processes, injector, event log) belongs to the test, and stays.
 """
 
 from __future__ import annotations
 
-import signal as signals
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind, read_actor
 from trainchaos.chaos.fault.base import Fault
-from trainchaos.harness.arm.job import ClosingFacts, OpeningFacts, Vitals
-from trainchaos.harness.arm.loop import ArmLoop, plan_of
-from trainchaos.harness.arm.timers import Timers
-from trainchaos.harness.arm.watching import Watcher
+from trainchaos.chaos.scenario.model import Scenario
+from trainchaos.harness.arm.emulated_devices import EmulatedDevices, emulated
+from trainchaos.harness.arm.in_force import ActiveEffects
+from trainchaos.harness.arm.observer import ArmObserver, Timers, Vitals, Watcher, introduce, plan_of
+from trainchaos.harness.arm.roster import ArmRoster
 from trainchaos.harness.inject.injector import Injector
-from trainchaos.harness.launch.launcher import (
-    ArmSetup,
-    Cluster,
-    Exited,
-    Leftovers,
-    MessageReceived,
-    Report,
-)
+from trainchaos.harness.launch.launcher import ArmSetup, Cluster, Leftovers
 from trainchaos.harness.run.arm_health import ArmHealth
-from trainchaos.harness.run.coordinator import Coordinator
-from trainchaos.harness.run.scene import BuiltInScene
-from trainchaos.harness.run.timeouts import timing_of
+from trainchaos.harness.undo.ledger import Ledger
+from trainchaos.recovery.health.reputation import NOT_OF_A_PLACE
+from trainchaos.recovery.health.signs import ReportFile
 from trainchaos.recovery.health.taints import about
-from trainchaos.recovery.policy.strategy import Strategy
-from trainchaos.recovery.process.local import Dying
-from trainchaos.recovery.process.stacks import STACK_SIGNAL, keep
-from trainchaos.recovery.supervise.controller import Controller, Stage, Timing
-from trainchaos.recovery.supervise.supervision import Hands, StopFlag
-from trainchaos.recovery.transport.wire import (
-    CheckpointNote,
-    Extra,
-    Join,
-    Message,
-    Stop,
-)
+from trainchaos.recovery.policy.strategy import StateFrom, Strategy
+from trainchaos.recovery.process.host import Exited, Hands, MessageReceived, Report
+from trainchaos.recovery.supervise.adoption import past
+from trainchaos.recovery.supervise.controller import Controller, Stage
+from trainchaos.recovery.supervise.keeper_log import KeeperLog
+from trainchaos.recovery.supervise.supervision import StopFlag, Timing, check_limits
+from trainchaos.recovery.supervise.supervisor import JobSize, Supervisor
+from trainchaos.recovery.transport.wire import CheckpointNote, Extra, Join, Message
 
-TICK_S = 0.02
-DRAIN_LIMIT_S = 10.0
+
+def timing_of(scenario: Scenario) -> Timing:
+    """The default limits, overridden by those of the scenario."""
+    said = scenario.timeouts
+    return Timing().with_limits(hang_s=said.hang, park_s=said.park, join_s=said.join)
+
+
+def refuse_clashing(scenario: Scenario) -> None:
+    """Raise ScenarioError when limits are in the wrong order."""
+    check_limits(timing_of(scenario))
+
+
+FIRST_STATE = StateFrom.INITIAL  # an arm has a checkpoint directory of its own, which is empty
+_T = TypeVar("_T")
 _TRIGGER_KINDS: Mapping[Kind, str] = MappingProxyType(
     {
         Kind.FAILURE_DETECTED: "recovery_started",
@@ -56,10 +59,11 @@ _TRIGGER_KINDS: Mapping[Kind, str] = MappingProxyType(
 )
 
 
-class Orchestrator:
-    """One arm. Implements ``harness.arm.job.ArmJob``, and for its coordinator
-    ``recovery.supervise.supervision.Hands``.
-    """
+class Orchestrator(Supervisor):
+    """One arm. ``scene``: what faults see of it."""
+
+    host: Cluster
+    roster: ArmRoster
 
     def __init__(
         self,
@@ -73,114 +77,117 @@ class Orchestrator:
         timing: Timing | None = None,
     ) -> None:
         self._setup = setup
-        self._cluster = cluster
-        self._strategy = strategy
-        self._stop = stop
-        self._timing = timing or timing_of(setup.cell.scenario)
-        self.mark, self.os_state, self.pulse = cluster.mark, cluster.os_state, cluster.pulse
-        log = setup.run.events(setup.id) / f"{ORCHESTRATOR}.jsonl"
-        self._coordinator = Coordinator(self._new_controller, self, log, self.before_act)
-        spares, timers = strategy.spares_wanted, Timers(cluster.now_ns)
-        self.scene = BuiltInScene(
-            setup, cluster, self._coordinator, timers, record=self.record, spares=spares
+        self._absence: CoordinatorAbsence | None = None
+        spec, events = setup.cell.scenario.workload, setup.run.events(setup.id)
+        self._path = events / f"{ORCHESTRATOR}.jsonl"
+        super().__init__(
+            cluster,
+            strategy,
+            EventWriter(events, ORCHESTRATOR, cluster.now_ns),
+            JobSize(world=spec.ranks, shards=spec.shards, steps=spec.steps),
+            timing=timing or timing_of(setup.cell.scenario),
+            store_port=cluster.store_port,
+            stop_flag=stop,
+            outputs=setup.run.logs(setup.id),
         )
-        self._roster, self._keepers = self.scene.roster, self.scene.keepers
-        self._health = ArmHealth(setup, cluster, self.scene, self.record)
-        plan = plan_of(setup, kinds, spares=spares)
+        ledger, timers = Ledger(setup.run.ledger), Timers(cluster.now_ns)
+        self.roster = ArmRoster(
+            setup, cluster, ledger, self.asked_ns, spares=strategy.spares_wanted
+        )
+        self.keepers = KeeperLog(
+            cluster.keepers,
+            self.record,
+            cluster.now_ns,
+            starts=self.roster.will_undo,
+            ended=self.roster.undone,
+        )
+        self.scene = BuiltInScene(setup, self, ledger, timers)
+        self._health = ArmHealth(setup, cluster, self.scene, self.roster)
+        plan = plan_of(setup, kinds, spares=strategy.spares_wanted)
         self._injector = Injector(self.scene, plan, kinds)
-        self._loop = ArmLoop(
-            setup,
-            self,
-            self._injector,
-            timers,
-            watcher=watcher,
-            stop=stop,
-            now_ns=cluster.now_ns,
-        )
+        self.observer = ArmObserver(setup, self, self._injector, timers, watcher)
         self._trained = False
         self._last_commit = (0, 0)  # step, and when it was first seen
         self._left: tuple[int, Leftovers] | None = None
 
-    def _new_controller(self, hands: Hands) -> Controller:
-        spec = self._setup.cell.scenario.workload
-        return Controller(
-            self._strategy,
-            hands,
-            world=spec.ranks,
-            shards=spec.shards,
-            steps=spec.steps,
-            store_port=self._cluster.store_port,
-            timing=self._timing,
-        )
+    # ---- a coordinator that can be lost
+
+    def new_controller(self, hands: Hands, store_port: int) -> Controller:
+        self._hands = RevocableHands(hands, self.before_act)
+        return super().new_controller(cast(Hands, self._hands), store_port)
 
     def before_act(self, act: str) -> None:
         """Called before each act of the coordinator; tests override it."""
 
-    def run(self) -> str:
-        """Play the arm to its end and return the outcome. Every fault is healed and every process
-        gone afterwards, also after an error.
+    @property
+    def has_coordinator(self) -> bool:
+        """Whether a coordinator supervises the job now."""
+        return self._absence is None
+
+    def supervise(self, act: Callable[[Controller], None]) -> None:
+        """Let the controller act, if there is one; it may be lost in the middle of that."""
+        if self._absence is None:
+            try:
+                act(self.controller)
+            except CoordinatorLost:
+                pass
+
+    def lose_coordinator(self, down_s: float) -> None:
+        """Lose the controller with all its state, even in the middle of an act; another takes over
+        ``down_s`` seconds later.
         """
-        return self._loop.run()
+        now_ns = int(self.now_s() * 1e9)
+        self._hands.lost = True
+        stage = self.controller.stage.value
+        self._absence = CoordinatorAbsence(now_ns, now_ns + int(down_s * 1e9), stage)
+        self.host.away()
 
-    # ---- the job, as the loop asks for it
+    def _take_over(self, absence: CoordinatorAbsence) -> None:
+        """Start the next controller, and have it hear the messages that arrived meanwhile."""
+        self.host.back()
+        events = read_actor(self._path).events
+        known = past(events, self.asked_ns)
+        self._absence = None
+        self.controller = self.new_controller(self, self.host.store_port)
+        self.record(
+            Kind.COORDINATOR_ADOPTED,
+            generation=known.generation,
+            down_s=round(self.now_s() - absence.since_ns / 1e9, 6),
+            events=len(events),
+            members=list(known.members),
+            stage=absence.stage,
+        )
+        self.supervise(lambda controller: controller.adopt(known, FIRST_STATE))
+        for report in absence.held:
+            if isinstance(report, MessageReceived):
+                self.hear(report)
 
-    @property
-    def controller(self) -> Controller:
-        """The controller that supervises, or did last."""
-        return self._coordinator.controller
+    # ---- the job
 
-    @property
-    def generation(self) -> int:
-        """The controller's."""
-        return self.controller.generation
-
-    @property
-    def committed(self) -> int:
-        """The controller's count, from the ranks' progress counters."""
-        return self.controller.committed
-
-    @property
-    def outcome(self) -> str:
-        """The controller's."""
-        return self.controller.outcome
-
-    @property
-    def reason(self) -> str:
-        """The controller's."""
-        return self.controller.reason
-
-    @property
-    def ending(self) -> bool:
-        """Whether the controller is ending its processes."""
-        return self.controller.stage is Stage.ENDING
-
-    @property
-    def over(self) -> bool:
-        """Whether the controller has ended them."""
-        return self.controller.done
-
-    def introduce(self) -> OpeningFacts:
+    def introduce(self) -> None:
         """Describe the job by its scenario."""
         setup, scenario = self._setup, self._setup.cell.scenario
         spec = scenario.workload
-        return OpeningFacts(
-            process=self._cluster.identity(),
-            spares=self._strategy.spares_wanted,
-            facts={
-                "order": {"seed": setup.seed, "samples": setup.data.samples},
-                "checkpoint_every": spec.checkpoint.every,
-                "data": setup.data.about,
-                "data_digest": setup.data.digest,
-                "launcher": scenario.launcher.kind,
-                "evaluate": spec.evaluate.due if spec.evaluate else {},
-                "monitored": True,
-            },
+        introduce(
+            setup,
+            self.record,
+            self.host.identity(),
+            self.strategy.spares_wanted,
+            order={"seed": setup.seed, "samples": setup.data.samples},
+            checkpoint_every=spec.checkpoint.every,
+            data=setup.data.about,
+            data_digest=setup.data.digest,
+            launcher=scenario.launcher.kind,
+            evaluate=spec.evaluate.due if spec.evaluate else {},
+            monitored=True,
         )
 
-    def prepare(self) -> None:
-        """Record the nodes of the job, and which of its places are tainted."""
-        self._note_nodes()
-        tainted = self._cluster.tainted
+    def start(self) -> None:
+        """Record the nodes of the job, and which of its places are tainted; have the coordinator
+        start the first processes.
+        """
+        self.note_nodes()
+        tainted = self.host.tainted
         if tainted.taints:
             self.record(
                 Kind.TAINTS_HONOURED,
@@ -188,36 +195,40 @@ class Orchestrator:
                 nodes=sorted(tainted.nodes),
                 devices=sorted(tainted.devices),
             )
-
-    def start(self) -> None:
-        """Have the coordinator start the first processes."""
-        self._coordinator.start()
+        self.observer.before_start()
+        self.supervise(lambda controller: controller.start(FIRST_STATE))
         self._health.start()
-        self._last_commit = (0, self._cluster.now_ns())
+        self._last_commit = (0, self.host.now_ns())
 
     def turn(self) -> None:
-        """Wait for reports, let the coordinator act on them, then the injector."""
         if self.committed > self._last_commit[0]:
-            self._last_commit = (self.committed, self._cluster.now_ns())
-        reports = self._cluster.wait(self.controller.look_in_s)
-        self._note_nodes()
-        for report in reports:
-            self._hear(report)
-        if self._coordinator.due(at_once=bool(self._stop.signum)):
-            self._take_over()
-        self._keepers.look()
-        self._coordinator.supervise(lambda c: c.store_is_at(self._cluster.store_port))
-        self._coordinator.supervise(lambda c: c.tick())
+            self._last_commit = (self.committed, self.host.now_ns())
+        super().turn()
         self._injector.tick(self.committed)
+
+    def after_reports(self) -> None:
+        """Start the next coordinator, if it is due."""
+        absence, at_once = self._absence, bool(self.stop_flag.signum)
+        if absence is not None and (at_once or self.now_s() * 1e9 >= absence.until_ns):
+            self._take_over(absence)
+
+    def tick(self, controller: Controller) -> None:
+        controller.store_is_at(self.host.store_port)
+        controller.tick()
+
+    @property
+    def ending(self) -> bool:
+        """Whether the controller is ending its processes."""
+        return self.controller.stage is Stage.ENDING
 
     def settle(self) -> None:
         """Record what health monitors find, and warn the coordinator of what will fail."""
-        self._health.look(self._coordinator)
+        self._health.look(self.supervise)
 
     def vitals(self) -> Vitals:
         """Count healthy replicas by live processes, once a generation has trained."""
         place = self._setup.cell.scenario.topology
-        held = [rank for rank in range(place.ranks) if self.scene.process_of(rank)]
+        held = [rank for rank in range(place.ranks) if self.process_of(rank)]
         return Vitals(
             progress_ns=self._last_commit[1], healthy=place.whole(held) if self._trained else None
         )
@@ -226,151 +237,56 @@ class Orchestrator:
         """Always None: the controller bounds its own waits, and gives up by itself."""
         return None
 
-    def stop(self, outcome: str, reason: str) -> None:
-        """Have the coordinator end the job, if there is one now."""
-        self._coordinator.supervise(lambda c: c.stop(outcome, reason))
-
-    def fail(self, outcome: str, reason: str) -> None:
-        """Record how an error ended the arm."""
-        if not self.controller.outcome:
-            self.controller.outcome, self.controller.reason = outcome, reason
-
-    def end_processes(self) -> None:
-        """Wait until every process is reaped and its exit recorded, killing those that do not end
-        by themselves.
-        """
-        for name in self._roster.there() if not self.over else ():
-            self.kill(name)
-        # After an error the controller gets no exits: it would answer each with a new process.
-        hear = self._hear if self.over else self._note_exit
-        deadline = self._cluster.now_ns() + int(DRAIN_LIMIT_S * 1e9)
-        while self._roster.there() and self._cluster.now_ns() < deadline:
-            for report in self._cluster.wait(TICK_S):
-                if isinstance(report, Exited):
-                    hear(report)
-        self._keepers.end()
-
     def release(self) -> None:
-        """Close the cluster."""
         committed = self.committed  # read from the marks, which end with the cluster
         self._health.close()
-        leftovers = self._cluster.close()
+        leftovers = self.host.close()
         self._left = (committed, leftovers)
-        self._roster.ended(leftovers)
+        self.roster.ended(leftovers)
 
-    def account(self) -> ClosingFacts:
-        """From the closed cluster."""
+    def account(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         assert self._left is not None
         committed, leftovers = self._left
-        return ClosingFacts(
-            leftovers={
-                "processes": leftovers.processes,
-                "ports": leftovers.ports,
-                "shared_memory": leftovers.shared_memory,
-            },
-            finished={"committed_step": committed},
-        )
+        return vars(leftovers), {"committed_step": committed}
 
     # ---- reports
 
-    def _hear(self, report: Report) -> None:
+    def hear(self, report: Report) -> None:
+        """Messages that no coordinator receives are kept for the next one; exits are in the log."""
+        absence = self._absence
+        says = isinstance(report, MessageReceived) and isinstance(report.message, Extra)
+        if absence is None or says:
+            super().hear(report)
+            return
         if isinstance(report, Exited):
-            self._note_exit(report)
-        if self._coordinator.misses(report):
-            return
-        if isinstance(report, MessageReceived):
-            self._on_said(report)
-        elif isinstance(report, Dying):
-            self._coordinator.supervise(lambda c: c.on_dying(report.process))
-        else:
-            self._coordinator.supervise(lambda c: c.on_exit(report.process, report.how))
+            self.note_exit(report)
+        absence.held.append(report)
 
-    def _take_over(self) -> None:
-        self._cluster.back()
-        for report in self._coordinator.take_over(self._roster.asked_ns):
-            self._hear(report)
-
-    def _on_said(self, report: MessageReceived) -> None:
-        message = report.message
+    def on_message(self, report: MessageReceived) -> None:
+        """Pass it to the coordinator, or what a fault's agent says to the injector."""
+        process, message = report.process, report.message
         if isinstance(message, Extra):
-            self._injector.on_said(report.process, self._rank_of(report.process), message)
+            members = self.controller.members
+            rank = members.index(process) if process in members else None
+            self._injector.on_said(process, rank, message)
             return
-        self._coordinator.supervise(lambda c: c.on_message(report.process, message))
+        super().on_message(report)
         if isinstance(message, CheckpointNote) and message.state in ("saving", "committed"):
             self._injector.on_event(f"checkpoint_{message.state}")
-
-    def _note_exit(self, report: Exited) -> None:
-        pid = self._roster.note_exit(report)
-        self.record(
-            Kind.PROCESS_EXITED,
-            process=report.process,
-            pid=pid,
-            exit_code=report.exit_code,
-            signal=report.signal,
-            expected=self.controller.exit_was_expected(report.process),
-            last_seq=self._cluster.mark(report.process).last_seq,
-            asked_ns=self._roster.asked_ns.get(report.process),
-        )
-
-    def _note_nodes(self) -> None:
-        """Record the nodes first: events on a node are judged by its description."""
-        for news in self._cluster.news():
-            self.record(news.kind, **news.data)
-
-    def _rank_of(self, process: str) -> int | None:
-        members = self.controller.members
-        return members.index(process) if process in members else None
-
-    # ---- hands of the coordinator, beside ``mark``, ``os_state`` and ``pulse``
-
-    def now_s(self) -> float:
-        """The arm's clock, in seconds."""
-        return self._cluster.now_ns() / 1e9
-
-    def spawn(self, role: str, mode: str) -> str:
-        """Start a process."""
-        return self._roster.spawn(role, mode)
-
-    def expect(self, role: str, mode: str, count: int) -> None:
-        """Start them one by one: an arm has few."""
 
     def send(self, process: str, message: Message) -> bool:
         """Send; a rank learns of the faults armed for it before it joins."""
         if isinstance(message, Join):
             self._injector.arm(process, message.rank)
-        if isinstance(message, Stop):
-            self._roster.asked_ns.setdefault(process, self._cluster.now_ns())
-        return self._cluster.send(process, message)
-
-    def kill(self, process: str) -> None:
-        """SIGKILL."""
-        self._roster.asked_ns.setdefault(process, self._cluster.now_ns())
-        self._cluster.signal(process, signals.SIGKILL)
-
-    def distrust(self, process: str) -> None:
-        """Avoid its device."""
-        self._roster.distrust(process)
-
-    def pid(self, process: str) -> int | None:
-        """Of a process that its launcher starts on this machine."""
-        return self._cluster.pid(process)
-
-    def ask_stacks(self, process: str) -> None:
-        """Ask for its stacks."""
-        self._cluster.signal(process, STACK_SIGNAL)
-
-    def stacks(self, process: str) -> tuple[str, str] | None:
-        """Its answer, kept beside the arm's outputs."""
-        text = self._cluster.stacks(process)
-        folder = self._setup.run.logs(self._setup.id)
-        return None if text is None else (text, keep(folder, process, text))
+        return super().send(process, message)
 
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
     ) -> Event:
         """Write an event; triggers of faults that wait for such an event fire."""
-        event = self._loop.record(kind, step=step, generation=generation, **data)
-        if kind is Kind.FAILURE_DETECTED:
+        event = super().record(kind, step=step, generation=generation, **data)
+        fails = kind is Kind.FAILURE_DETECTED and data["process"] is not None
+        if fails and data["cause"] not in NOT_OF_A_PLACE:
             self._health.failed(data["process"], data["cause"], data["detail"])
         if kind in _TRIGGER_KINDS and self.generation > (kind is Kind.GENERATION_STARTED):
             self._injector.on_event(_TRIGGER_KINDS[kind])
@@ -382,3 +298,101 @@ class Orchestrator:
             if self.generation > 1:
                 self._injector.on_event("recovered")
         return event
+
+
+class BuiltInScene:
+    """Implements ``harness.arm.fault_context.Scene``."""
+
+    def __init__(self, setup: ArmSetup, arm: Orchestrator, ledger: Ledger, timers: Timers) -> None:
+        self._arm, roster, cluster = arm, arm.roster, arm.host
+        self.setup, self.ledger, self.in_force = setup, ledger, ActiveEffects()
+        self.health = ReportFile(setup.run.root / "health" / f"{setup.id}.jsonl")
+        self.surface, self.send, self.now_ns = cluster, cluster.send, cluster.now_ns
+        self.record, self.later = arm.record, timers.later
+        self.process_of, self.lose_coordinator = arm.process_of, arm.lose_coordinator
+        self.node_of, self.device_of = roster.node_of, roster.device_of
+        self.refuse_device, self.accept_device = roster.refuse_device, roster.accept_device
+        self.devices = EmulatedDevices(
+            emulated(setup.cell.scenario.faults),
+            setup.cell.scenario.workload.ranks,
+            device_of=lambda rank: self._of_rank(rank, roster.device_of),
+            node_of=lambda rank: self._of_rank(rank, roster.node_of),
+            seed=f"{setup.seed}/{setup.arm}",
+        )
+
+    @property
+    def controller(self) -> Controller:
+        """The controller that supervises, or did last."""
+        return self._arm.controller
+
+    @property
+    def has_coordinator(self) -> bool:
+        return self._arm.has_coordinator
+
+    def signal(self, process: str, signum: int) -> None:
+        """Signal a rank, a spare or a keeper."""
+        self._holder_of(process).signal(process, signum)
+
+    def os_state(self, process: str) -> str:
+        """The kernel's state of a rank, a spare or a keeper."""
+        return self._holder_of(process).os_state(process)
+
+    def _of_rank(self, rank: int, what: Callable[[str], _T | None]) -> _T | None:
+        process = self.process_of(rank)
+        return None if process is None else what(process)
+
+    def spare(self, index: int) -> str | None:
+        ready = self.controller.job.ready_spares
+        return ready[index] if index < len(ready) else None
+
+    def on_node(self, node: int) -> list[str]:
+        return [*self._arm.roster.on_node(node), *self._arm.keepers.on(node)]
+
+    def _holder_of(self, process: str) -> Cluster | KeeperLog:
+        return self._arm.keepers if self._arm.keepers.owns(process) else self._arm.host
+
+
+class CoordinatorLost(Exception):
+    """The coordinator was lost, possibly in the middle of an act."""
+
+
+class RevocableHands:
+    """``hands`` until they are ``lost``; every act raises then. ``before``: called before each act
+    with its name; tests lose the coordinator there.
+    """
+
+    def __init__(self, hands: Hands, before: Callable[[str], None]) -> None:
+        self.lost = False
+        self._before = before
+        for name in ("spawn", "send", "kill", "record", "distrust", "ask_stacks"):
+            setattr(self, name, self._revocable(name, getattr(hands, name)))
+        for name in ("now_s", "expect", "mark", "os_state", "pulse", "pid", "stacks"):
+            setattr(self, name, getattr(hands, name))
+
+    def _revocable(self, name: str, act: Callable[..., Any]) -> Callable[..., Any]:
+        def check() -> None:
+            if self.lost:
+                raise CoordinatorLost
+
+        @wraps(act)
+        def revocable(*given: Any, **named: Any) -> Any:
+            if not self.lost:
+                self._before(name)
+            check()
+            done = act(*given, **named)
+            check()
+            return done
+
+        return revocable
+
+
+@dataclass
+class CoordinatorAbsence:
+    """A time without a coordinator, by the arm's clock. ``stage``: the job's stage when it began;
+    ``held``: reports that arrived meanwhile.
+    """
+
+    since_ns: int
+    until_ns: int
+    stage: str
+    held: list[Report] = field(default_factory=list)

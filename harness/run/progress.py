@@ -174,11 +174,9 @@ class _Lines:
             self._say(event.time_ns, f"    {text}")
 
     def on_waiting(self, setup: ArmSetup, known: str) -> None:
-        """Kept for the next line."""
         self._known = known
 
     def on_progress(self, setup: ArmSetup, committed: int, now_ns: int) -> None:
-        """A line every few seconds."""
         if now_ns - self._shown_ns > _LINES_EVERY_S * 1e9:
             self._shown_ns = now_ns
             done = f"step {committed}/{setup.cell.scenario.workload.steps}"

@@ -29,7 +29,7 @@ from trainchaos.chaos.loading.load import LoadedScenario
 from trainchaos.chaos.scenario.model import Cell, ResolvedRun, SkippedCell, WorkloadSpec
 from trainchaos.chaos.schedule.plan import repeat_seed
 from trainchaos.harness.arm import pressure
-from trainchaos.harness.arm.watching import Watcher
+from trainchaos.harness.arm.observer import Watcher
 from trainchaos.harness.host.rundir import (
     RunDirectory,
     arm_id,
@@ -47,9 +47,8 @@ from trainchaos.harness.launch.launcher import ArmSetup, Launcher, Session, Stop
 from trainchaos.harness.launch.requirements import lacking, refuse_impossible
 from trainchaos.harness.launch.workload import DataInfo, Workload
 from trainchaos.harness.run import heal, interrupts
-from trainchaos.harness.run.orchestrator import Orchestrator
+from trainchaos.harness.run.orchestrator import Orchestrator, refuse_clashing
 from trainchaos.harness.run.progress import SilentWatcher, progress, tell_judging
-from trainchaos.harness.run.timeouts import refuse_clashing
 from trainchaos.harness.script.arm import ScriptArm
 from trainchaos.harness.script.processes.environment import refuse_unstartable
 from trainchaos.harness.undo.ledger import Ledger
@@ -243,7 +242,7 @@ def _play(
             if cell.scenario.workload.command is not None:
                 first = command not in seen
                 script = ScriptArm(setup, kinds, watcher=watcher, stop=stop, first=first)
-                pressure.follow(script.scene, script.scene.training)
+                pressure.follow_command(script.scene)
                 kept = script.run() not in OVER
                 if script.observed:
                     seen.add(command)

@@ -2,7 +2,8 @@
 
 The counterpart of ``harness.run.orchestrator`` for a program that is not ours. The harness sends
 the program nothing and needs nothing from it, so that its own recovery is measured.
-``harness.arm.loop`` has the loop around it; ``harness.script.scene`` is what faults see of it.
+``recovery.supervise.loop`` has the loop around it; ``harness.script.scene`` is what faults see
+of it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind
 from trainchaos.chaos.fault.base import Fault
-from trainchaos.harness.arm.job import ClosingFacts, OpeningFacts, Vitals
-from trainchaos.harness.arm.loop import ArmLoop, plan_of
-from trainchaos.harness.arm.timers import Timers
-from trainchaos.harness.arm.watching import Watcher
+from trainchaos.harness.arm.observer import ArmObserver, Timers, Vitals, Watcher, introduce, plan_of
 from trainchaos.harness.inject.injector import Injector
 from trainchaos.harness.launch.launcher import ArmSetup
 from trainchaos.harness.script.listen.listening import CommandListener
@@ -35,13 +33,14 @@ from trainchaos.harness.script.processes.ranks import Ranks
 from trainchaos.harness.script.rank_watch import TICK_S, RankWatch
 from trainchaos.harness.script.scene import CommandScene
 from trainchaos.recovery.process.processes import become_subreaper
+from trainchaos.recovery.supervise.loop import Loop
 from trainchaos.recovery.supervise.supervision import StopFlag
 
 NS = 1e9
 
 
-class ScriptArm:
-    """One arm of a command. Implements ``harness.arm.job.ArmJob``."""
+class ScriptArm(Loop):
+    """One arm of a command."""
 
     def __init__(
         self,
@@ -54,11 +53,12 @@ class ScriptArm:
     ) -> None:
         """``first``: no arm of this command was played in this run yet, so its start is a check."""
         become_subreaper()
+        now_ns = time.monotonic_ns
+        super().__init__(EventWriter(setup.run.events(setup.id), ORCHESTRATOR, now_ns), stop)
         self._setup, self._kinds, self._watcher = setup, kinds, watcher
         self._spec = spec = setup.cell.scenario.workload
-        self.outcome, self.reason = "", ""
+        self._outcome, self._reason = "", ""
         self._unkilled = 0  # processes of the command that could not be killed
-        now_ns = time.monotonic_ns
         prepared, timers = prepare(setup), Timers(now_ns)
         plan = plan_of(setup, kinds, spares=0)
         self._leftovers = CommandLeftovers()
@@ -70,7 +70,7 @@ class ScriptArm:
             heard=prepared.heard,
             now_ns=now_ns,
         )
-        self.observer = Observer(
+        self.seen = Observer(
             self.record,
             self._ranks.state,
             steps=spec.steps,
@@ -81,7 +81,7 @@ class ScriptArm:
             spec=spec,
             ranks=self._ranks,
             listener=self._listener,
-            observer=self.observer,
+            observer=self.seen,
             now_ns=now_ns,
             check=first,
         )
@@ -92,33 +92,25 @@ class ScriptArm:
         self.scene = CommandScene(
             setup,
             ranks=self._ranks,
-            observer=self.observer,
+            observer=self.seen,
             broker=self._broker,
             timers=timers,
             record=self.record,
         )
         self._injector = Injector(self.scene, plan, kinds)
-        self._loop = ArmLoop(
-            setup, self, self._injector, timers, watcher=watcher, stop=stop, now_ns=now_ns
-        )
+        self.observer = ArmObserver(setup, self, self._injector, timers, watcher)
         self._watch = self._following(prepared)
-
-    def run(self) -> str:
-        """Play the arm to its end and return the outcome. However it ends, no process of it is
-        left.
-        """
-        return self._loop.run()
 
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
     ) -> Event:
         """Write an event, and fire the triggers that wait for it."""
-        event = self._loop.record(kind, step=step, generation=generation, **data)
+        event = super().record(kind, step=step, generation=generation, **data)
         if kind is Kind.FAULT_INJECTED:
             self._findings.injected = kind_of_fault = str(event.data["kind"])
             self._broker.injected(event)
             if self._kinds[kind_of_fault].gives_notice:
-                self.observer.on_notice(str(event.data["target"].get("process")))
+                self.seen.on_notice(str(event.data["target"].get("process")))
         if kind is Kind.FAILURE_DETECTED:
             self._injector.on_event("recovery_started")
         return event
@@ -135,7 +127,7 @@ class ScriptArm:
             ranks=self._ranks,
             finder=RankFinder(spec, prepared.output),
             listener=self._listener,
-            observer=self.observer,
+            observer=self.seen,
             broker=self._broker,
             injector=self._injector,
             leftovers=self._leftovers,
@@ -143,17 +135,25 @@ class ScriptArm:
             now_ns=time.monotonic_ns,
         )
 
-    # ---- the job, as the loop uses it
+    # ---- the job
+
+    @property
+    def outcome(self) -> str:
+        return self._outcome
+
+    @property
+    def reason(self) -> str:
+        return self._reason
 
     @property
     def generation(self) -> int:
         """The observer's generation."""
-        return self.observer.generation
+        return self.seen.generation
 
     @property
     def committed(self) -> int:
         """The last reported step."""
-        return self.observer.committed
+        return self.seen.committed
 
     @property
     def observed(self) -> bool:
@@ -167,32 +167,31 @@ class ScriptArm:
 
     over = ending  # processes that are left are ended after the last turn
 
-    def introduce(self) -> OpeningFacts:
+    def introduce(self) -> None:
         """Describe the command by its scenario; its internals are unknown."""
-        return OpeningFacts(
-            process={
-                "pid": os.getpid(),
-                "host": socket.gethostname(),
-                "wall_ns": time.time_ns(),
-            },
-            spares=0,
-            facts={
-                "order": {"seed": 0, "samples": 0},
-                "checkpoint_every": None,
-                "data": "",
-                "data_digest": "",
-                "observed": True,
-                "launcher": self._setup.cell.scenario.launcher.kind,
-            },
+        process = {"pid": os.getpid(), "host": socket.gethostname(), "wall_ns": time.time_ns()}
+        introduce(
+            self._setup,
+            self.record,
+            process,
+            0,
+            order={"seed": 0, "samples": 0},
+            checkpoint_every=None,
+            data="",
+            data_digest="",
+            observed=True,
+            launcher=self._setup.cell.scenario.launcher.kind,
         )
 
-    def prepare(self) -> None:
-        """Mount the file system of the checkpoints, if a fault needs one."""
-        self.scene.mount()
-
     def start(self) -> None:
-        """Start the command, for the first time or again."""
-        self.observer.on_start()
+        """Mount the file system of the checkpoints, if a fault needs one, and start the command."""
+        self.scene.mount()
+        self.observer.before_start()
+        self._start_command()
+
+    def _start_command(self) -> None:
+        """Start it, for the first time or again."""
+        self.seen.on_start()
         error = self._watch.start()
         self._findings.starts = self._watch.starts
         if error:
@@ -212,14 +211,14 @@ class ScriptArm:
         self._watch.take_progress()  # reports that it made before its death count
         self._hear_points()
         self._watch.take_exits()
-        self.observer.tick(time.monotonic_ns())
+        self.seen.tick(time.monotonic_ns())
         self._watcher.on_waiting(self._setup, self._findings.known())
         self._watch.arm_generation()
-        done = self.observer.committed_here
+        done = self.seen.committed_here
         self._injector.tick(done or 0)
         if done is not None:  # before its first report the step of a generation is unknown
-            for process, message in self._broker.due(done, self.observer.resumed_after):
-                self._injector.on_said(process, self.observer.rank_of(process), message)
+            for process, message in self._broker.due(done, self.seen.resumed_after):
+                self._injector.on_said(process, self.seen.rank_of(process), message)
 
     def settle(self) -> None:
         """Notice that the command has ended."""
@@ -229,11 +228,11 @@ class ScriptArm:
 
     def vitals(self) -> Vitals:
         """Living ranks, once ranks have been found; each holds the whole model."""
-        living = sum(1 for rank in range(self._spec.ranks) if self.observer.process_of(rank))
+        living = sum(1 for rank in range(self._spec.ranks) if self.seen.process_of(rank))
         return Vitals(
             progress_ns=self._watch.progress_ns,
-            healthy=living if self.observer.generation else None,
-            nonfinite=self.observer.nonfinite,
+            healthy=living if self.seen.generation else None,
+            nonfinite=self.seen.nonfinite,
         )
 
     def out_of_patience(self) -> tuple[str, str] | None:
@@ -242,8 +241,8 @@ class ScriptArm:
         """
         if blind := self._findings.blind():
             return "gave-up", blind
-        since_ns = max(self._watch.sign_ns, self.observer.busy_until_ns)
-        limit_s = self._spec.patience(begun=bool(self.observer.reports))[0]
+        since_ns = max(self._watch.sign_ns, self.seen.busy_until_ns)
+        limit_s = self._spec.patience(begun=bool(self.seen.reports))[0]
         if (time.monotonic_ns() - since_ns) / NS <= limit_s:
             return None
         return self._findings.outcome(None)
@@ -251,7 +250,7 @@ class ScriptArm:
     def stop(self, outcome: str, reason: str) -> None:
         """Set the outcome, unless there is one; the command is ended after the last turn."""
         if not self.outcome:
-            self.outcome, self.reason = outcome, reason
+            self._outcome, self._reason = outcome, reason
 
     fail = stop
 
@@ -266,25 +265,24 @@ class ScriptArm:
         self._broker.close()
         self._ranks.close()
 
-    def account(self) -> ClosingFacts:
+    def account(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """Processes that could not be killed, and shared memory that is no longer used."""
         left = self._unkilled
-        return ClosingFacts(
-            leftovers={
-                "processes": [{"pid": 0, "process": f"{left} of the command"}] if left else [],
-                "ports": [],
-                "shared_memory": [],
-                "of_command": self._leftovers.memory(),
-            },
-            finished={
-                "refused": self._listener.reader.refused,
-                "drawn": self._listener.reader.drawn,
-                "committed_step": self.observer.committed,
-                "unused": self.scene.storage_unused,
-                "miscounted": self._findings.miscounted,
-                "changed": "" if self.outcome == "completed" else self._findings.changed(),
-            },
-        )
+        leftovers = {
+            "processes": [{"pid": 0, "process": f"{left} of the command"}] if left else [],
+            "ports": [],
+            "shared_memory": [],
+            "of_command": self._leftovers.memory(),
+        }
+        finished = {
+            "refused": self._listener.reader.refused,
+            "drawn": self._listener.reader.drawn,
+            "committed_step": self.seen.committed,
+            "unused": self.scene.storage_unused,
+            "miscounted": self._findings.miscounted,
+            "changed": "" if self.outcome == "completed" else self._findings.changed(),
+        }
+        return leftovers, finished
 
     # ---- its end
 
@@ -299,9 +297,9 @@ class ScriptArm:
             return
         attempt, most = self._watch.starts, self._spec.restarts
         # A scheduler starts a preempted job again, however well it ended.
-        again = (not ended.well or self.observer.preempted) and attempt <= most
-        if not ended.well and (again or not self.observer.finished):
-            self.observer.on_command_failed(ended.how, time.monotonic_ns())
+        again = (not ended.well or self.seen.preempted) and attempt <= most
+        if not ended.well and (again or not self.seen.finished):
+            self.seen.on_command_failed(ended.how, time.monotonic_ns())
         self._watch.note_left(command, well=ended.well)
         self._watch.close(asked=False)
         if not again:
@@ -310,10 +308,8 @@ class ScriptArm:
         self._watch.take_last_words(well=False)  # of processes that were ended with it
         reason = f"the command ended with {ended.how}: started again ({attempt} of {most})"
         self.record(Kind.DECISION, actions=[{"start": "command"}], reason=reason)
-        self.start()
+        self._start_command()
 
     def _hear_points(self) -> None:
         """Serve processes that hold at a point of their script."""
-        self._broker.hear(
-            self._injector, self.observer, self._ranks, self.record, time.monotonic_ns()
-        )
+        self._broker.hear(self._injector, self.seen, self._ranks, self.record, time.monotonic_ns())

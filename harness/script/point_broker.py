@@ -18,13 +18,13 @@ from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.fault.base import Fault, Where
 from trainchaos.chaos.fault.build import build_all
 from trainchaos.chaos.schedule.plan import DEFAULT_PHASE, NEXT_STEP, PlannedFault
-from trainchaos.harness.arm.fault_context import RecordEvent
 from trainchaos.harness.inject.injector import Injector
 from trainchaos.harness.script.listen.numbers import in_json
 from trainchaos.harness.script.listen.observer import Observer
 from trainchaos.harness.script.points import PointDone, PointRequest, Points
 from trainchaos.harness.script.processes.hang_witness import HangWitness
 from trainchaos.harness.script.processes.ranks import Ranks
+from trainchaos.recovery.process.host import RecordEvent
 from trainchaos.recovery.transport.wire import Extra, Message
 
 OUTPUT_LIMIT = 200

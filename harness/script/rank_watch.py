@@ -12,7 +12,6 @@ from typing import Any
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.scenario.workload import WorkloadSpec
-from trainchaos.harness.arm.fault_context import RecordEvent
 from trainchaos.harness.inject.injector import Injector
 from trainchaos.harness.script.listen.listening import CommandListener
 from trainchaos.harness.script.listen.observer import Observer
@@ -24,6 +23,7 @@ from trainchaos.harness.script.processes.leftovers import CommandLeftovers
 from trainchaos.harness.script.processes.ranks import ExitedRank, Ranks
 from trainchaos.harness.undo.ledger import Ledger
 from trainchaos.harness.undo.records import KillSession
+from trainchaos.recovery.process.host import RecordEvent
 
 SCAN_FORMING_S = 0.05  # between scans for ranks while some are missing
 SCAN_STEADY_S = 0.5

@@ -7,21 +7,28 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from trainchaos.harness.arm.fault_context import RecordEvent
 from trainchaos.harness.arm.in_force import ActiveEffects
-from trainchaos.harness.arm.timers import Timers
+from trainchaos.harness.arm.observer import Timers
 from trainchaos.harness.launch.launcher import ArmSetup
 from trainchaos.harness.launch.storage import Storage, mount_for
 from trainchaos.harness.script.listen.observer import Observer
 from trainchaos.harness.script.point_broker import PointBroker
 from trainchaos.harness.script.processes.ranks import Ranks
 from trainchaos.harness.undo.ledger import Ledger
+from trainchaos.recovery.process.host import RecordEvent
+
+
+class CommandSurface:
+    """Implements ``harness.launch.launcher.FaultSurface``: a command has a file system for its
+    checkpoints at most, from ``CommandScene.mount`` on, if a fault needs it.
+    """
+
+    links = groups = store = machines = None
+    storage: Storage | None = None
 
 
 class CommandScene:
-    """Implements ``harness.arm.fault_context.Scene``. ``storage``: file system of the command's
-    checkpoints, from ``mount`` on, if a fault needs it.
-    """
+    """Implements ``harness.arm.fault_context.Scene``."""
 
     def __init__(
         self,
@@ -35,7 +42,7 @@ class CommandScene:
     ) -> None:
         self.setup = setup
         self.ledger, self.in_force = Ledger(setup.run.ledger), ActiveEffects()
-        self.storage: Storage | None = None
+        self.surface = CommandSurface()
         self.record, self.later, self.now_ns = record, timers.later, time.monotonic_ns
         # A command has no agents in its ranks; the broker keeps their points for them.
         self.send = broker.take
@@ -48,22 +55,24 @@ class CommandScene:
 
     def mount(self) -> None:
         """Mount the file system of the checkpoints, if a fault needs one."""
-        self.storage = mount_for(self.setup)
+        self.surface.storage = mount_for(self.setup)
 
     def look_at_storage(self) -> None:
         """Note whether the command writes there."""
-        self._stored = self._stored or (self.storage is not None and self.storage.used())
+        self._stored = self._stored or (
+            self.surface.storage is not None and self.surface.storage.used()
+        )
 
     @property
     def storage_unused(self) -> bool:
         """Whether there is such a file system and it has never been used."""
-        return self.storage is not None and not self._stored
+        return self.surface.storage is not None and not self._stored
 
     def close(self) -> None:
         """Unmount it, after a last look."""
-        if self.storage is not None:
+        if self.surface.storage is not None:
             self.look_at_storage()
-            self.storage.close()
+            self.surface.storage.close()
 
     # ---- ranks
 
@@ -82,7 +91,7 @@ class CommandScene:
     # ---- what a command has of its own, or what is not known of it
 
     has_coordinator = False
-    store = health = devices = groups = links = machines = None
+    health = devices = None
 
     def lose_coordinator(self, down_s: float) -> None:
         """Never called: no launcher of a command offers it."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from trainchaos.harness.launch import devices
-from trainchaos.harness.launch.launcher import ArmSetup, Exited, Leftovers, MessageReceived, Report
+from trainchaos.harness.launch.launcher import ArmSetup, Leftovers
 from trainchaos.harness.launch.places.seats import UNTAINTED, Tainted
 from trainchaos.harness.launch.rank_setup import job_of, strategy_for
 from trainchaos.harness.sim.rank.behaviour import Behaviour
@@ -25,6 +25,7 @@ from trainchaos.harness.sim.world.store import SimStore
 from trainchaos.harness.undo.base import Undo
 from trainchaos.recovery.health.checks import Answer, Spot
 from trainchaos.recovery.health.signs import Sign
+from trainchaos.recovery.process.host import Exited, MessageReceived, Report
 from trainchaos.recovery.process.stacks import STACK_SIGNAL
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import Mark

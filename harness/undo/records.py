@@ -297,7 +297,6 @@ class FreeShm(Undo):
         return "free shared memory"
 
     def stray(self, run: Path) -> str:
-        """As in ``Undo``."""
         return outside(self.run, run)
 
     def _undo(self) -> UndoOutcome:

@@ -102,7 +102,6 @@ class Gpt(Rules, Workload):
         return float(size.block * (6 * weights + 12 * size.layers * size.width * size.block))
 
     def typical_step_s(self) -> float:
-        """As measured for the size."""
         return SIZES[self.size].typical_step_s
 
 

@@ -65,7 +65,6 @@ class Mlp(Rules, Workload):
         return 6.0 * (FEATURES * width + width * width + width)
 
     def typical_step_s(self) -> float:
-        """As measured."""
         return 0.004
 
 

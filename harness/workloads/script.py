@@ -61,5 +61,4 @@ class Script(Workload):
         raise TypeError("a script builds its model itself")
 
     def program(self) -> Program:
-        """The script."""
         return Program(path=Path(self.path).resolve(), args=tuple(self.args))

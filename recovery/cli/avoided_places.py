@@ -6,7 +6,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainchaos.recovery.cli.process_host import ProcessPlacement
+from trainchaos.recovery.health.checks import Spot
 from trainchaos.recovery.health.taints import (
     WHAT_TO_DO,
     Taint,
@@ -48,19 +48,19 @@ class AvoidedPlaces:
         self._refuse(len(devices), len(left), wanted, cuda=devices[0].startswith("cuda"))
         return left
 
-    def refuse_shortage(self, spots: Sequence[ProcessPlacement], wanted: int) -> None:
+    def refuse_shortage(self, spots: Sequence[Spot], wanted: int) -> None:
         """Raises TooFewPlaces if ``wanted`` processes do not find places among ``spots`` for one
         process each, though they would without taints.
         """
         left = [spot for spot in spots if not self._avoids(spot)]
         self._devices = {
-            f"{spot.device}@n{spot.node}"
+            f"{spot[1]}@n{spot[0]}"
             for spot in spots
-            if self._avoids(spot) and spot.node not in self._nodes
+            if self._avoids(spot) and spot[0] not in self._nodes
         }
         self._refuse(len(spots), len(left), wanted, cuda=True)
 
-    def left(self, spots: Sequence[ProcessPlacement]) -> Sequence[ProcessPlacement]:
+    def left(self, spots: Sequence[Spot]) -> Sequence[Spot]:
         """Spots that are not tainted, or all if there is no such."""
         return [spot for spot in spots if not self._avoids(spot)] or spots
 
@@ -71,8 +71,8 @@ class AvoidedPlaces:
         devices = sorted(self._devices)
         return {"taints": about(self._met), "nodes": sorted(self._nodes), "devices": devices}
 
-    def _avoids(self, spot: ProcessPlacement) -> bool:
-        return bool(self._note(self._names.get(spot.node, ()), spot.device))
+    def _avoids(self, spot: Spot) -> bool:
+        return bool(self._note(self._names.get(spot[0], ()), spot[1]))
 
     def _note(self, names: Sequence[str], device: str | None = None) -> tuple[Taint, ...]:
         found = tuple(taint for taint in self._taints if taint.means(names, device))

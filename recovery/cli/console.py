@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
 from trainchaos.recovery.cli.takeover_log import TakeoverLog
 from trainchaos.recovery.policy.strategy import ANNOUNCED
 from trainchaos.recovery.process.output import say
-from trainchaos.recovery.supervise.controller import Controller, Stage
+from trainchaos.recovery.supervise.controller import Stage
+from trainchaos.recovery.supervise.loop import Observer
+from trainchaos.recovery.supervise.supervisor import Supervisor
 
 MOST_PIDS = 64  # in a line
 _TRAINS = (Stage.TRAINING, Stage.PAUSING)
 
 
-class JobListener(Protocol):
-    """Follows a job for a person."""
-
-    def on_event(self, event: Event) -> None:
-        """The supervisor wrote an event."""
+class JobListener(Observer):
+    """Follows a job for a person; here each method does nothing."""
 
     def on_recovered(self, seconds: float, step: int) -> None:
         """After a failure the first step beyond all earlier ones is committed; seconds since it was
@@ -31,17 +30,6 @@ class JobListener(Protocol):
         """A checkpoint could not be saved; training goes on."""
 
 
-class Supervised(Protocol):
-    """The part of a supervisor that ``Outage`` needs."""
-
-    @property
-    def controller(self) -> Controller:
-        """Of its job."""
-
-    def now_s(self) -> float:
-        """Monotonic seconds."""
-
-
 class Outage:
     """Tells a listener when the job is past a failure that stopped it."""
 
@@ -50,12 +38,12 @@ class Outage:
         self._since_s: float | None = None
         self._step = 0
 
-    def begins(self, job: Supervised) -> None:
+    def begins(self, job: Supervisor) -> None:
         """A failure stops the job. Of several in a row the first counts."""
         if self._since_s is None:
             self._since_s, self._step = job.now_s(), job.controller.committed
 
-    def look(self, job: Supervised) -> None:
+    def look(self, job: Supervisor) -> None:
         """Whether a step beyond all earlier ones is committed, by a generation that trains: of one
         that was broken, members may still report what they had done before. Costs something only
         after a failure: the step of a large job takes a while to find out.
@@ -70,7 +58,7 @@ class Outage:
             self._since_s = None
 
 
-class ConsoleListener:
+class ConsoleListener(JobListener):
     """Prints a line on standard error for everything that a person wants to know."""
 
     def __init__(self, takeover: TakeoverLog | None) -> None:
@@ -101,7 +89,6 @@ class ConsoleListener:
         say(f"recovered: step {step} committed {seconds:.2f} s after the failure was detected")
 
     def on_failed_save(self, checkpoint: str, error: str) -> None:
-        """Print the disk's error."""
         say(f"checkpoint {checkpoint} could not be saved, training goes on: {error}")
 
 

@@ -3,22 +3,75 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from trainchaos.chaos.errors import ScenarioError
-from trainchaos.recovery.cli.values import count, interval, listen, positive, room, seconds
 from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
 from trainchaos.recovery.nodes.link import beat_rate
+from trainchaos.recovery.nodes.serve import address_of
 from trainchaos.recovery.policy import strategies
+from trainchaos.recovery.policy.interval import parse
 from trainchaos.recovery.policy.jobconfig import Saves
 from trainchaos.recovery.policy.mesh import Mesh
 from trainchaos.recovery.policy.strategy import Strategy
-from trainchaos.recovery.supervise import limits
-from trainchaos.recovery.supervise.supervision import Timing
+from trainchaos.recovery.supervise.supervision import Timing, check_limits
+
+
+def count(text: str) -> int:
+    """A whole number, 0 or more. Raises ValueError, ArgumentTypeError."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is less than 0")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A time to wait, more than 0 seconds. Raises ValueError, ArgumentTypeError."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no time to wait: use seconds, more than 0")
+    return value
+
+
+def room(text: str) -> float:
+    """A size limit, more than 0. Raises ValueError, ArgumentTypeError."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(
+            f"{text} is no room for anything: use a number, more than 0"
+        )
+    return value
+
+
+def positive(text: str) -> int:
+    """A whole number, 1 or more. Raises ValueError, ArgumentTypeError."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value
+
+
+def listen(text: str) -> tuple[str, int]:
+    """An address HOST:PORT. Raises ArgumentTypeError."""
+    try:
+        return address_of(text)
+    except ScenarioError as error:
+        raise argparse.ArgumentTypeError(error.message) from error
+
+
+def interval(text: str) -> int | str:
+    """Between checkpoints: steps, a time or ``auto``. Raises ArgumentTypeError."""
+    every = int(text) if text.lstrip("-").isdigit() else text
+    try:
+        parse(every)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return every
 
 
 class UsageError(Exception):
@@ -30,140 +83,9 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m trainchaos.recovery.run", description=description
     )
-    add = made.add_argument
-    _add_job_options(add)
-    _add_state_options(add)
-    _add_log_options(add)
-    add(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="what ranks train on (default auto)",
-    )
-    add(
-        "--backend",
-        choices=("auto", "gloo", "nccl"),
-        default="auto",
-        help=(
-            "how ranks exchange tensors (default: nccl where each has a GPU of its own, spares too,"
-            " else gloo); nccl on fewer GPUs of this machine: they share them, slowly"
-        ),
-    )
-    add(
-        "--start-timeout",
-        type=float,
-        default=300.0,
-        metavar="S",
-        help="seconds until a process has to be ready",
-    )
-    add(
-        "--end-timeout",
-        type=float,
-        default=600.0,
-        metavar="S",
-        help="seconds the script may take after its last step",
-    )
-    add(
-        "--health-reports",
-        type=Path,
-        metavar="FILE",
-        help=(
-            "to which monitors of this machine append reports, a JSON line each (docs/health.md);"
-            " NVIDIA's driver is asked without it"
-        ),
-    )
-    _add_limits(add)
-    _add_node_options(add)
-    add("script", type=Path)
-    add("args", nargs=argparse.REMAINDER, help="passed to the script")
+    for name, settings, text in OPTIONS:
+        made.add_argument(name, help=text or None, **settings)
     return made
-
-
-def _add_job_options(add: Callable[..., object]) -> None:
-    """Options of the job's processes and its strategy."""
-    add("--ranks", type=positive, default=2, help="processes that train (default 2)")
-    add(
-        "--shards",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="ranks that hold one copy of the model together (default 1: each holds all of it)",
-    )
-    add(
-        "--mesh",
-        type=mesh_of,
-        metavar="tensor=T,context=C,pipeline=P,shard=S",
-        help="how the ranks of a copy are arranged, instead of --shards, for a script that says to"
-        " job.attach how its model is cut up",
-    )
-    add(
-        "--spares",
-        type=int,
-        help="processes held ready, for hot-spare (default 1) and adaptive (0)",
-    )
-    add(
-        "--strategy",
-        default="hot-spare",
-        help=f"one of {', '.join(strategies.names())} (default hot-spare)",
-    )
-    add(
-        "--param",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a parameter of the strategy",
-    )
-
-
-def _add_log_options(add: Callable[..., object]) -> None:
-    """Options of event logs and the output of ranks."""
-    add(
-        "--events",
-        type=Path,
-        metavar="DIR",
-        help="a new directory for the event logs (default runs/recovery-<time>)",
-    )
-    add(
-        "--logs",
-        type=Path,
-        metavar="DIR",
-        help="write what ranks print to DIR/<process>.log, not to the terminal",
-    )
-    add(
-        "--log-limit",
-        type=room,
-        default=10.0,
-        metavar="GB",
-        help="room for event logs and DIR/*.log; the oldest are dropped beyond (default 10)",
-    )
-
-
-def _add_limits(add: Callable[..., object]) -> None:
-    """Options of time limits. A limit that is not given is learned from the job."""
-    add(
-        "--hang-timeout",
-        type=seconds,
-        metavar="S",
-        help=(
-            "seconds a rank may be silent, whatever it does, and all ranks together (default:"
-            " learned from the steps)"
-        ),
-    )
-    add(
-        "--park-timeout",
-        type=seconds,
-        metavar="S",
-        help=(
-            "least seconds a rank has to leave a generation that is aborted (default 1; more for"
-            " long steps)"
-        ),
-    )
-    add(
-        "--join-timeout",
-        type=seconds,
-        metavar="S",
-        help="seconds without a sign of life while a group forms, restores and copies (default 60)",
-    )
 
 
 def timing_of(given: argparse.Namespace) -> Timing:
@@ -176,120 +98,10 @@ def timing_of(given: argparse.Namespace) -> Timing:
         late_s = beat_rate.late_s(beat_rate.beat_s(given.nodes))
         timing = replace(timing, hang=replace(timing.hang, late_s=late_s))
     try:
-        limits.check(timing)
+        check_limits(timing)
     except ScenarioError as error:
         raise UsageError(f"{error.message}; {error.hint}") from error
     return timing
-
-
-def _add_state_options(add: Callable[..., object]) -> None:
-    """Options of checkpoints, and of the comparison of replicas."""
-    add("--checkpoint-dir", type=Path, metavar="DIR", help="instead of what the script says")
-    add(
-        "--every",
-        type=interval,
-        metavar="STEPS",
-        help="steps between checkpoints, or 30s, or auto; see --saves",
-    )
-    add(
-        "--verify-every",
-        type=count,
-        metavar="STEPS",
-        help=(
-            "steps after which replicas compare digests of their state, 0 for never (default: with"
-            " each checkpoint)"
-        ),
-    )
-    add(
-        "--saves",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="mode=async, sharded=true, delta=K, mtbf_s=SECONDS: how checkpoints are written",
-    )
-    add(
-        "--memory-checkpoints",
-        type=interval,
-        metavar="EVERY",
-        help=(
-            "keep checkpoints in memory besides, every so many steps, or 30s, or auto: they survive"
-            " ranks, not this machine"
-        ),
-    )
-    add(
-        "--memory-limit",
-        type=room,
-        default=4000.0,
-        metavar="MB",
-        help="memory for them (default 4000)",
-    )
-    add(
-        "--keep",
-        type=positive,
-        metavar="N",
-        help="checkpoints kept, instead of what the script says",
-    )
-    add(
-        "--fresh",
-        action="store_true",
-        help=(
-            "begin with initial values although there are checkpoints; what this job saves itself"
-            " counts"
-        ),
-    )
-
-
-def _add_node_options(add: Callable[..., object]) -> None:
-    add(
-        "--taints",
-        type=Path,
-        metavar="FILE",
-        help=(
-            "nodes and devices that are not used while there are others (default: $CHAOS_TAINTS, or"
-            " the list of 'chaos taint')"
-        ),
-    )
-    add(
-        "--taint-alarms",
-        action="store_true",
-        help="add places to --taints that a report, an alarm or a preflight says are failing",
-    )
-    add(
-        "--preflight-rejoins",
-        action="store_true",
-        help="use a suspect place again only once it is found fit, or if there is no other",
-    )
-    add("--nodes", type=positive, metavar="N", help="train on N nodes: wait for their agents")
-    add(
-        "--listen",
-        type=listen,
-        metavar="HOST:PORT",
-        help="for the agents: an address of this machine that all nodes reach",
-    )
-    add(
-        "--token-file",
-        type=Path,
-        metavar="FILE",
-        help="the agents' token, hexadecimal, readable by you alone",
-    )
-    add(
-        "--node-timeout",
-        type=seconds,
-        default=FleetLimits().node_s,
-        metavar="S",
-        help=(
-            "seconds for which the job waits for a node that it needs and does not hear of"
-            " (default 15)"
-        ),
-    )
-    add(
-        "--adopt",
-        action="store_true",
-        help=(
-            "take over the job in --events from a supervisor that was killed; a new job if there is"
-            " none"
-        ),
-    )
 
 
 def mesh_of(said: str) -> Mesh:
@@ -394,3 +206,170 @@ def check(given: argparse.Namespace, strategy: Strategy) -> None:
         raise UsageError(
             f"{given.nodes} nodes for {given.ranks + strategy.spares_wanted} processes"
         )
+
+
+OPTIONS: Sequence[tuple[str, dict[str, Any], str]] = (
+    ("--ranks", {"type": positive, "default": 2}, "processes that train (default 2)"),
+    (
+        "--shards",
+        {"type": positive, "default": 1, "metavar": "N"},
+        "ranks that hold one copy of the model together (default 1: each holds all of it)",
+    ),
+    (
+        "--mesh",
+        {"type": mesh_of, "metavar": "tensor=T,context=C,pipeline=P,shard=S"},
+        "how the ranks of a copy are arranged, instead of --shards, for a script that says "
+        "to job.attach how its model is cut up",
+    ),
+    ("--spares", {"type": int}, "processes held ready, for hot-spare (default 1) and adaptive (0)"),
+    (
+        "--strategy",
+        {"default": "hot-spare"},
+        f"one of {', '.join(strategies.names())} (default hot-spare)",
+    ),
+    (
+        "--param",
+        {"action": "append", "default": [], "metavar": "NAME=VALUE"},
+        "a parameter of the strategy",
+    ),
+    ("--checkpoint-dir", {"type": Path, "metavar": "DIR"}, "instead of what the script says"),
+    (
+        "--every",
+        {"type": interval, "metavar": "STEPS"},
+        "steps between checkpoints, or 30s, or auto; see --saves",
+    ),
+    (
+        "--verify-every",
+        {"type": count, "metavar": "STEPS"},
+        "steps after which replicas compare digests of their state, 0 for never (default: "
+        "with each checkpoint)",
+    ),
+    (
+        "--saves",
+        {"action": "append", "default": [], "metavar": "NAME=VALUE"},
+        "mode=async, sharded=true, delta=K, mtbf_s=SECONDS: how checkpoints are written",
+    ),
+    (
+        "--memory-checkpoints",
+        {"type": interval, "metavar": "EVERY"},
+        "keep checkpoints in memory besides, every so many steps, or 30s, or auto: they "
+        "survive ranks, not this machine",
+    ),
+    (
+        "--memory-limit",
+        {"type": room, "default": 4000.0, "metavar": "MB"},
+        "memory for them (default 4000)",
+    ),
+    (
+        "--keep",
+        {"type": positive, "metavar": "N"},
+        "checkpoints kept, instead of what the script says",
+    ),
+    (
+        "--fresh",
+        {"action": "store_true"},
+        "begin with initial values although there are checkpoints; what this job saves "
+        "itself counts",
+    ),
+    (
+        "--events",
+        {"type": Path, "metavar": "DIR"},
+        "a new directory for the event logs (default runs/recovery-<time>)",
+    ),
+    (
+        "--logs",
+        {"type": Path, "metavar": "DIR"},
+        "write what ranks print to DIR/<process>.log, not to the terminal",
+    ),
+    (
+        "--log-limit",
+        {"type": room, "default": 10.0, "metavar": "GB"},
+        "room for event logs and DIR/*.log; the oldest are dropped beyond (default 10)",
+    ),
+    (
+        "--device",
+        {"choices": ("auto", "cpu", "cuda"), "default": "auto"},
+        "what ranks train on (default auto)",
+    ),
+    (
+        "--backend",
+        {"choices": ("auto", "gloo", "nccl"), "default": "auto"},
+        "how ranks exchange tensors (default: nccl where each has a GPU of its own, spares "
+        "too, else gloo); nccl on fewer GPUs of this machine: they share them, slowly",
+    ),
+    (
+        "--start-timeout",
+        {"type": float, "default": 300.0, "metavar": "S"},
+        "seconds until a process has to be ready",
+    ),
+    (
+        "--end-timeout",
+        {"type": float, "default": 600.0, "metavar": "S"},
+        "seconds the script may take after its last step",
+    ),
+    (
+        "--health-reports",
+        {"type": Path, "metavar": "FILE"},
+        "to which monitors of this machine append reports, a JSON line each "
+        "(docs/health.md); NVIDIA's driver is asked without it",
+    ),
+    (
+        "--hang-timeout",
+        {"type": seconds, "metavar": "S"},
+        "seconds a rank may be silent, whatever it does, and all ranks together (default: "
+        "learned from the steps)",
+    ),
+    (
+        "--park-timeout",
+        {"type": seconds, "metavar": "S"},
+        "least seconds a rank has to leave a generation that is aborted (default 1; more for "
+        "long steps)",
+    ),
+    (
+        "--join-timeout",
+        {"type": seconds, "metavar": "S"},
+        "seconds without a sign of life while a group forms, restores and copies (default 60)",
+    ),
+    (
+        "--taints",
+        {"type": Path, "metavar": "FILE"},
+        "nodes and devices that are not used while there are others (default: $CHAOS_TAINTS, "
+        "or the list of 'chaos taint')",
+    ),
+    (
+        "--taint-alarms",
+        {"action": "store_true"},
+        "add places to --taints that a report, an alarm or a preflight says are failing",
+    ),
+    (
+        "--preflight-rejoins",
+        {"action": "store_true"},
+        "use a suspect place again only once it is found fit, or if there is no other",
+    ),
+    ("--nodes", {"type": positive, "metavar": "N"}, "train on N nodes: wait for their agents"),
+    (
+        "--listen",
+        {"type": listen, "metavar": "HOST:PORT"},
+        "for the agents: an address of this machine that all nodes reach",
+    ),
+    (
+        "--token-file",
+        {"type": Path, "metavar": "FILE"},
+        "the agents' token, hexadecimal, readable by you alone",
+    ),
+    (
+        "--node-timeout",
+        {"type": seconds, "default": FleetLimits().node_s, "metavar": "S"},
+        "seconds for which the job waits for a node that it needs and does not hear of "
+        "(default 15)",
+    ),
+    (
+        "--adopt",
+        {"action": "store_true"},
+        "take over the job in --events from a supervisor that was killed; a new job if there "
+        "is none",
+    ),
+    ("script", {"type": Path}, ""),
+    ("args", {"nargs": argparse.REMAINDER}, "passed to the script"),
+)
+"""Name, settings for argparse, and help. A limit that is not given is learned from the job."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 from msgspec import structs
 
@@ -15,9 +14,10 @@ from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.detection.hangs import Hang
 from trainchaos.recovery.detection.ras import Behind
 from trainchaos.recovery.detection.ras_watch import RasWatch
+from trainchaos.recovery.process.host import Hands
 from trainchaos.recovery.process.stacks import training_frames
 from trainchaos.recovery.transport.progress_counters import Mark
-from trainchaos.recovery.transport.wire import CollectiveEntry, Message, Recall, Recalled
+from trainchaos.recovery.transport.wire import CollectiveEntry, Recall, Recalled
 
 EVERY_S = 10.0
 """Shortest time between two requests to one process: a dump takes it about a millisecond, and a
@@ -25,7 +25,7 @@ rank that is often late must not pay for it with each step.
 """
 LATE_S = 0.6
 """For what is seen of a process from outside after it was declared to hang: twice as long as its
-end is put off (``recovery.process.child``).
+end is put off (``recovery.process.local``).
 """
 MOST_ASKED = 4
 """Processes asked for their stacks at one moment: in a stall of all ranks a few tell where they
@@ -37,30 +37,6 @@ MOST_RECALLED = 1024
 
 MOST_SAID = 2  # sentences of RAS about one process
 DONE = "done"
-
-
-class Witness(Protocol):
-    """The part of ``recovery.supervise.supervision.Hands`` that is needed here."""
-
-    def now_s(self) -> float:
-        """Monotonic seconds."""
-
-    def pid(self, process: str) -> int | None:
-        """See Hands."""
-
-    def ask_stacks(self, process: str) -> None:
-        """See Hands."""
-
-    def stacks(self, process: str) -> tuple[str, str] | None:
-        """See Hands."""
-
-    def send(self, process: str, message: Message) -> bool:
-        """See Hands."""
-
-    def record(
-        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
-    ) -> object:
-        """See Hands."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +55,7 @@ class _Asked:
 class HangEvidence:
     """Who was asked, in which silence."""
 
-    def __init__(self, hands: Witness, ras: RasWatch | None = None) -> None:
+    def __init__(self, hands: Hands, ras: RasWatch | None = None) -> None:
         self._hands = hands
         self._ras = ras or RasWatch()
         self._ras_asked: dict[str, tuple[int, Mark]] = {}  # the last time: pid, and mark then

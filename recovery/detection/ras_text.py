@@ -64,7 +64,6 @@ class _TextReader:
         self._most: dict[tuple[str, str], int] = {}
 
     def take(self, line: str) -> None:
-        """One line."""
         if group := _GROUP.match(line):
             self._groups[group[1]] = int(group[2]), group[3]
         elif title := _TITLE.match(line):

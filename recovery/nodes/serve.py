@@ -21,7 +21,8 @@ from trainchaos.recovery.health.checks import check_command
 from trainchaos.recovery.nodes.agent.agent import LEASE_S, AgentConfig, NodeAgent
 from trainchaos.recovery.nodes.coordinator.software import versions
 from trainchaos.recovery.nodes.link.files import refuse_shared
-from trainchaos.recovery.process.node import LaunchRecipe, script_recipe
+from trainchaos.recovery.process.forkserver import LaunchRecipe
+from trainchaos.recovery.process.local import script_recipe
 from trainchaos.recovery.process.output import say, shield
 
 MIN_TOKEN = 16

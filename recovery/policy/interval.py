@@ -210,7 +210,6 @@ class SaveSchedule:
         self._history = self._history.told(now_s, rewinds)
 
     def lost(self) -> None:
-        """The generation was lost."""
         self._history = self._history.failed()
 
 
@@ -259,7 +258,6 @@ class SaveSchedules:
             self.memory.told(now_s, rewinds.either)
 
     def lost(self) -> None:
-        """The generation was lost."""
         for each in self._each():
             each.lost()
 

@@ -111,7 +111,7 @@ class ClusterView:
     ``world``: ranks asked for; ``members``: processes of the current generation by rank;
     ``failures``: those this decision answers, newest last; ``history``: every earlier failure of
     the job; ``rollbacks``: checkpoint restores so far; ``skipped``: samples left out in the last
-    ``corruption.SKIP_WINDOW_STEPS`` steps; ``shards``: ranks that hold one copy of the model
+    ``fallback.SKIP_WINDOW_STEPS`` steps; ``shards``: ranks that hold one copy of the model
     together (see ``recovery.policy.layout``); ``saved``: a checkpoint of this job that can be
     trusted was acknowledged, the newest of step ``saved_step``; ``pause_saves``: the pause that was
     asked for last was to save one from the beginning; ``costs``: what the parts of a recovery
@@ -193,7 +193,6 @@ class ClusterView:
 
     @cached_property
     def starting(self) -> tuple[ProcessView, ...]:
-        """Processes on their way."""
         return tuple(view for view in self.processes if view.health is Health.STARTING)
 
 

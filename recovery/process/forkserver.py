@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 from trainchaos.chaos.errors import InfrastructureError
@@ -118,6 +119,25 @@ class ForkServer:
         self._control.close()
         self.process.kill()
         self.process.wait(timeout=REAP_LIMIT_S)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchRecipe:
+    """How processes of a node are started. ``entry``: ``module:function`` of warm ones
+    (``Entry``); ``cold``: the module that a cold one runs; ``modules``:
+    imported before anything is forked; ``environment``: of all of them.
+    """
+
+    entry: str
+    cold: str
+    modules: Sequence[str]
+    environment: Mapping[str, str]
+
+    def server(self) -> ForkServer:
+        """Start the fork server, which begins to import. The caller must be a child subreaper.
+        Raises InfrastructureError.
+        """
+        return ForkServer(self.entry, self.modules, self.environment)
 
 
 def start_cold(

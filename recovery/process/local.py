@@ -1,5 +1,10 @@
 """Processes of this machine under one supervisor: held by pidfd, each with a channel and a page of
 progress marks.
+
+A rank leads a session of its own. The kernel does not reuse the number of a session while it has
+members, and may do so as soon as it has none; a late check must not take another program's session
+for one of ours. So each session is checked soon after its leader has ended, and forgotten once it
+is empty.
 """
 
 from __future__ import annotations
@@ -13,8 +18,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,15 +27,170 @@ from typing import Any
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.recovery.policy.jobconfig import LOOPBACK
 from trainchaos.recovery.process import processes
-from trainchaos.recovery.process.child import ChildProcess
-from trainchaos.recovery.process.remnants import LeftoverSessions
-from trainchaos.recovery.process.starvation import Pulse, Usage
+from trainchaos.recovery.process.forkserver import (
+    MAX_REQUEST,
+    ForkServer,
+    LaunchRecipe,
+    start_cold,
+)
+from trainchaos.recovery.process.host import Dying, Exited, MessageReceived, NodeNews, Report
+from trainchaos.recovery.process.stacks import StackReader
+from trainchaos.recovery.process.starvation import Pulse, Starvation, Usage
 from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.channel import Channel
+from trainchaos.recovery.transport.event_ring import LineRing
+from trainchaos.recovery.transport.exit_hint import Bell
 from trainchaos.recovery.transport.progress_counters import Mark, MarkPage
 from trainchaos.recovery.transport.reverse_dns import nameless
 from trainchaos.recovery.transport.stream import MessageError
 from trainchaos.recovery.transport.wire import Message
+
+LOOK_LIMIT_S = 0.3
+"""For a look at a process that is to be killed; it took 0.07 to 0.12 s on a loaded machine
+(``recovery.process.outside_stacks``).
+"""
+LOOK_EVERY_S = 0.005
+"""Between two questions whether it is still stopped."""
+
+
+class ChildProcess:
+    """``log``: its event log, completed when it dies; ``gone``: its exit is known; ``watch``: the
+    thread that waits for its bell, once there is one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pid: int,
+        channel: Channel,
+        page: MarkPage,
+        *,
+        ring: LineRing,
+        bell: Bell,
+        log: Path | None,
+    ) -> None:
+        self.name = name
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+        self.channel: Channel | None = channel
+        self.page = page
+        self.ring = ring
+        self.bell = bell
+        self.log = log
+        self.gone = False
+        self.starvation = Starvation()
+        self.stacks = StackReader(pid)
+        self.watch: threading.Thread | None = None
+        self._last_look: threading.Thread | None = None
+
+    def signal(self, signum: int) -> None:
+        """Signal it through the pidfd; one that has exited is no error, nor is one that would not
+        answer ``STACK_SIGNAL``. SIGKILL comes a moment later to one that is stopped and being
+        looked at.
+        """
+        if signum == signal.SIGKILL and self.stacks.looks:
+            if self._last_look is None:
+                self._last_look = kill_after(self.pidfd, lambda: self.stacks.looks)
+        elif self.stacks.before(signum):
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signum)
+
+    def let_go(self) -> None:
+        """Release everything held for it. Its watch, if there is one, closes the bell when it
+        ends.
+        """
+        self.stacks.close()
+        self.page.close()
+        self.ring.close()
+        if self.watch is None:
+            self.bell.close()
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+        os.close(self.pidfd)
+
+
+def kill_after(
+    pidfd: int,
+    looks: Callable[[], bool],
+    *,
+    now_s: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], object] = time.sleep,
+) -> threading.Thread:
+    """Kill a process as soon as ``looks`` is not true any more, or LOOK_LIMIT_S is over, on a
+    thread that is returned: it is read from outside meanwhile, and counts as dead already.
+    ``pidfd``: of the process; a copy is held.
+    """
+    held = os.dup(pidfd)
+
+    def kill() -> None:
+        until_s = now_s() + LOOK_LIMIT_S
+        while looks() and now_s() < until_s:
+            pause(LOOK_EVERY_S)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(held, signal.SIGKILL)
+        os.close(held)
+
+    thread = threading.Thread(target=kill, name="last look", daemon=True)
+    thread.start()
+    return thread
+
+
+LOOK_AFTER_S = 2.0  # a check reads all of /proc: not while the job recovers
+
+
+class LeftoverSessions:
+    """Sessions of leaders that were children of this process. ``ended``: those that may still have
+    members.
+    """
+
+    def __init__(self) -> None:
+        self.ended: dict[int, float] = {}
+        self._due_s = 0.0
+
+    def add(self, leader: int) -> None:
+        """Add a session whose leader has just been reaped."""
+        if not self.ended:
+            self._due_s = time.monotonic() + LOOK_AFTER_S
+        self.ended[leader] = time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def look(self) -> None:
+        """Kill what is left, and reap what has become a child of ours; every LOOK_AFTER_S, and
+        without waiting.
+        """
+        if not self.ended or time.monotonic() < self._due_s:
+            return
+        self._due_s = time.monotonic() + LOOK_AFTER_S
+        tick_s = 1 / os.sysconf("SC_CLK_TCK")
+        found: dict[int, list[tuple[int, list[str]]]] = {}
+        for pid, fields in processes.everybody():
+            if int(fields[3]) in self.ended:
+                found.setdefault(int(fields[3]), []).append((pid, fields))
+        for session, ended_s in list(self.ended.items()):
+            members = found.get(session, [])
+            # All members are younger than the leader's end: the session was empty, and this is
+            # another one with the same number.
+            if not any(int(fields[19]) * tick_s <= ended_s for _, fields in members):
+                del self.ended[session]
+                continue
+            for pid, fields in members:
+                _end(pid, session, zombie_of_ours=fields[:2] == ["Z", str(os.getpid())])
+
+
+def _end(pid: int, session: int, *, zombie_of_ours: bool) -> None:
+    with suppress(OSError):  # it has exited meanwhile
+        fd = os.pidfd_open(pid)
+        try:
+            now = processes.stat_of(pid)  # read only once the descriptor pins the process
+            if not now or int(now[3]) != session:
+                return
+            if zombie_of_ours:
+                os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOHANG)
+            else:
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+        finally:
+            os.close(fd)
+
 
 REAP_LIMIT_S = 10.0
 SEND_LIMIT_S = 0.5
@@ -62,43 +222,6 @@ for all jobs.
 RECORDER = "256"  # unless the user says how many; torch's own default is 2000
 
 
-@dataclass(frozen=True, kw_only=True)
-class MessageReceived:
-    """A process sent a message."""
-
-    process: str
-    message: Any
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exited:
-    """A process has exited: exit code or signal, the other None. ``time_ns``: when it was
-    noticed.
-    """
-
-    process: str
-    exit_code: int | None
-    signal: int | None
-    time_ns: int
-
-    @property
-    def how(self) -> str:
-        """For people: ``signal 9`` or ``exit code 1``."""
-        return f"signal {self.signal}" if self.signal is not None else f"exit code {self.exit_code}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dying:
-    """A process will exit in a moment, and trains no more; how it ends is not known yet. A hint: it
-    comes before the exit, or not at all when the exit is noticed first.
-    """
-
-    process: str
-
-
-Report = MessageReceived | Dying | Exited
-
-
 class Children:
     """Starts processes, exchanges messages with them, signals and reaps them; all by descriptors,
     so that no other process is hit.
@@ -125,7 +248,7 @@ class Children:
         self._rang_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll.register(self._rang_fd, select.EPOLLIN)
 
-    def spawn(
+    def begin(
         self, name: str, start: Callable[[list[int]], int], *, log: Path | None = None
     ) -> int:
         """Start a process; returns its pid. ``start`` gets its control and mark descriptor and
@@ -334,6 +457,89 @@ class Children:
         if fd in self._by_fd:
             del self._by_fd[fd]
             self._poll.unregister(fd)
+
+
+class LocalHost(Children):
+    """Processes of one machine, started by ``server`` or as ``recipe`` says; ``server`` outlives
+    this. In the supervisor's own process it is most of a ``recovery.process.host.Host``: who needs
+    one adds ``spawn``. ``devices``: of this machine; ``nodes``: names that all mean it.
+    """
+
+    store_host = LOOPBACK
+
+    def __init__(
+        self,
+        server: ForkServer,
+        recipe: LaunchRecipe,
+        devices: Sequence[str] = (),
+        *,
+        nodes: int = 1,
+        named: bool = False,
+    ) -> None:
+        super().__init__(named=named)
+        self._server, self._recipe = server, recipe
+        self._devices, self._nodes = devices, range(nodes)
+
+    def start(
+        self,
+        name: str,
+        config: bytes,
+        *,
+        mode: str,
+        log: Path | None = None,
+        waiting: Callable[[], None] | None = None,
+    ) -> int:
+        """Start a process, warm or cold, and return its pid. ``config``: for its entry; ``log``:
+        its event log; ``waiting``: called repeatedly until the process exists.
+
+        Raises InfrastructureError.
+        """
+        if len(config) > MAX_REQUEST:
+            raise InfrastructureError(
+                f"the configuration of {name} has {len(config)} bytes, over {MAX_REQUEST}",
+                hint="pass large parameters by a file",
+            )
+
+        def begin(fds: list[int]) -> int:
+            if mode == "warm":
+                return self._server.fork(config, fds, waiting)
+            return start_cold(self._recipe.cold, config, fds, self._recipe.environment)
+
+        return self.begin(name, begin, log=log)
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def usable(self) -> Collection[int]:
+        return self._nodes
+
+    def places_on(self, node: int) -> Sequence[str]:
+        return self._devices
+
+    def pid(self, name: str) -> int | None:
+        return child.pid if (child := self._children.get(name)) is not None else None
+
+    def news(self) -> Sequence[NodeNews]:
+        return ()
+
+
+def script_recipe() -> LaunchRecipe:
+    """The recipe of ranks that run a user's script (``recovery.rank.script``)."""
+    modules = (
+        "numpy.random",
+        "torch",
+        "torch._dynamo",
+        "torch.utils.data",
+        "torch.distributed.checkpoint",
+        "trainchaos.recovery.rank.job",
+        "trainchaos.recovery.state.warmth",
+    )
+    return LaunchRecipe(
+        entry="trainchaos.recovery.rank.script:start",
+        cold="trainchaos.recovery.rank.script",
+        modules=modules,
+        environment=rank_environment(),
+    )
 
 
 def memory_beside(log: Path) -> Path:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
@@ -26,8 +25,6 @@ from trainchaos.chaos.events.log import ORCHESTRATOR
 EVERY_S = 10.0
 LEAVE = 0.8  # share of the limit that is filled after a clearing
 SUFFIXES = (".jsonl", ".log", ".stacks")
-MOST_NUMBERED = 1 << 24
-_NAME = re.compile(r"^[a-z](0|[1-9][0-9]{0,8})$")
 BLOCK = 1 << 16  # a multiple of any file system's block
 _KEEP_SIZE, _PUNCH_HOLE = 0x1, 0x2  # include/uapi/linux/falloc.h
 
@@ -55,39 +52,6 @@ class _File:
         return _actor(self.path)
 
 
-class ProcessNames:
-    """Names of all processes that a job ever started, one byte each as long as they are a letter
-    and a number.
-    """
-
-    def __init__(self) -> None:
-        self._letters = bytearray()  # by number
-        self._others: set[str] = set()
-
-    def add(self, name: str) -> None:
-        """Add a process that was started, or is about to be."""
-        number = _numbered(name)
-        if number is None or (number < len(self._letters) and self._letters[number]):
-            self._others.add(name)
-            return
-        if number >= len(self._letters):
-            self._letters.extend(bytes(number + 1 - len(self._letters)))
-        self._letters[number] = ord(name[0])
-
-    def __contains__(self, name: str) -> bool:
-        number = _numbered(name)
-        numbered = number is not None and number < len(self._letters)
-        return (numbered and self._letters[number or 0] == ord(name[0])) or name in self._others
-
-
-def _numbered(name: str) -> int | None:
-    """The number in ``w12``; None for any other form, and for one that is too high to be a
-    count.
-    """
-    number = int(name[1:]) if _NAME.match(name) else MOST_NUMBERED
-    return number if number < MOST_NUMBERED else None
-
-
 class LogRoom:
     """Limits the files directly in ``folders`` that processes of this job write. ``limit_bytes``:
     for all of them together; ``before``: names of processes that an earlier supervisor of the job
@@ -101,10 +65,8 @@ class LogRoom:
         self._folders = folders
         self._limit = limit_bytes
         self._due_s = 0.0
-        self._names = ProcessNames()
-        for name in (ORCHESTRATOR, *(before or ())):
-            self._names.add(name)
-        known = self._names if before is not None else ProcessNames()
+        self._names = {ORCHESTRATOR, *(before or ())}
+        known = self._names if before is not None else set()
         self._foreign = frozenset(path for path, _ in self._there() if _actor(path) not in known)
 
     def begins(self, name: str) -> None:
@@ -113,7 +75,6 @@ class LogRoom:
 
     @property
     def due(self) -> bool:
-        """Whether ``look`` would check now."""
         return time.monotonic() >= self._due_s
 
     def look(self, living: Collection[str]) -> DroppedLogs | None:

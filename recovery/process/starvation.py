@@ -95,7 +95,6 @@ class Starvation:
         self._pressure_s = 0.0
 
     def pulse(self) -> Pulse:
-        """As of the last reading."""
         return Pulse(starved_s=round(self.total_s, 3), working=self._working)
 
     def taken(self, now_s: float, pid: int, usage: Usage) -> Pulse:

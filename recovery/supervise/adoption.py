@@ -16,7 +16,7 @@ from typing import Any
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
 from trainchaos.recovery.checkpoint.memory.header import is_memory
-from trainchaos.recovery.policy.cost_meter import CostMeter
+from trainchaos.recovery.policy.costs import CostMeter
 from trainchaos.recovery.policy.doubts import Doubt
 from trainchaos.recovery.policy.strategy import ANNOUNCED, Cause, Failure, Health, StateFrom
 from trainchaos.recovery.supervise.failures import answer_of

@@ -7,24 +7,139 @@ starts a process itself. The same code supervises real processes and simulated o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from trainchaos.chaos.events.log import Kind
-from trainchaos.recovery.policy.strategy import Cause, Health, StateFrom, Strategy
-from trainchaos.recovery.supervise import limits
+from trainchaos.recovery.policy.strategy import Cause, Form, Health, StateFrom, Strategy
+from trainchaos.recovery.process.host import Hands
 from trainchaos.recovery.supervise.adoption import Adoption, JobCondition, JobRecord
 from trainchaos.recovery.supervise.failures import NOTHING, Symptom
 from trainchaos.recovery.supervise.job_state import JobState
 from trainchaos.recovery.supervise.process_table import Process
 from trainchaos.recovery.supervise.recovery_cycle import RecoveryCycle
-from trainchaos.recovery.supervise.startup import Startup
-from trainchaos.recovery.supervise.supervision import Hands, Stage, Timing
-from trainchaos.recovery.supervise.watch import Watch
+from trainchaos.recovery.supervise.supervision import Stage, Timing, check_limits
 from trainchaos.recovery.transport import wire
 from trainchaos.recovery.transport.versions import misfit
 
 __all__ = ["Controller", "Hands", "Stage", "Timing"]
+
+
+EARLY_TRIES = 4
+"""Processes started per wanted process at most, while machines are lost before training begins."""
+
+
+class Startup:
+    """Starts ranks and spares as the strategy wants them."""
+
+    def __init__(self, job: JobState, strategy: Strategy) -> None:
+        self._job = job
+        self._strategy = strategy
+
+    def begin(self, state: StateFrom) -> str | None:
+        """Start the processes that are missing, and decide on the first generation. CHECKPOINT:
+        from the newest checkpoint that verifies, if there is one.
+
+        Returns the name of a process that failed under an earlier supervisor, without which the job
+        cannot begin; then nothing is done.
+        """
+        table = self._job.table
+        gone = [p.name for p in table if p.health is Health.DEAD and not p.noticed]
+        if gone:
+            return gone[0]
+        roles = [p.role for p in table if p.health is not Health.DEAD]
+        lacking = self._job.world - roles.count("worker")
+        self._job.hands.expect("worker", self._strategy.start_mode, lacking)
+        for _ in range(lacking):
+            self._spawn_worker()
+        for _ in range(self._strategy.spares_wanted - roles.count("spare")):
+            table.spawn("spare", "warm")
+        living = [p for p in table if p.health is not Health.DEAD]
+        first = tuple(p.name for p in living if p.role == "worker")
+        self._job.formation.want(Form(members=first, state=state, cause="start"), ())
+        return None
+
+    def can_replace(self, process: Process) -> bool:
+        """Whether the process leaves because its machine does, and another may take its place."""
+        wanted = self._job.world + self._strategy.spares_wanted
+        early = self._job.table.started < EARLY_TRIES * wanted
+        return self._strategy.replaces and process.noticed and early
+
+    def replace(self, process: Process) -> None:
+        """Start another process in its place. The job loses nothing with it."""
+        if self._job.formation.awaits(process.name):
+            self._job.failures.current.clear()  # no generation broke
+            self._job.formation.exchange(process.name, self._spawn_worker())
+
+    def _spawn_worker(self) -> str:
+        return self._job.table.spawn("worker", self._strategy.start_mode)
+
+
+SOONEST_S = 0.005
+"""Shortest interval between two checks, however soon a rank is late: one that is starved of CPU may
+stay late for long.
+"""
+
+
+class Watch:
+    """Checks a job for hangs. Each method yields its findings one by one, so that the answer to a
+    symptom takes effect before the next check.
+    """
+
+    def __init__(self, job: JobState) -> None:
+        self._job = job
+
+    @property
+    def due_s(self) -> float:
+        """Seconds until the members at work have to be checked again, at the latest."""
+        return min(self._job.timing.tick_s, max(SOONEST_S, self._job.progress.detector.due_s))
+
+    def at_work(self) -> Iterator[Symptom]:
+        """The member that hangs, or no process when all hang and none can be blamed."""
+        job = self._job
+        training = job.table.training()
+        at_work = [member.name for member in training if not member.finished]
+        hang = job.progress.look(job.generation, at_work, others_done=len(at_work) < len(training))
+        if hang is not None:
+            yield Symptom(
+                process=job.table[hang.process] if hang.process else None,
+                cause=Cause.HANG,
+                detail=hang.detail,
+                measured=hang.measured,
+            )
+
+    def forming(self, now_s: float) -> Iterator[Symptom]:
+        """A member that is stopped and will not join, or a group without any sign of life.
+
+        The members all wait for each other here, so that the marks of a single one tell nothing;
+        but while one of them reads, restores or copies, there is progress. Whether a process on a
+        silent node is stopped is unknown.
+        """
+        job, limit_s = self._job, self._job.timing.join_timeout_s
+        stopped = job.table.stopped(now_s, job.timing.hang.stopped_s)
+        moving = job.progress.moved(job.members) or bool(job.table.unheard())
+        late = job.formation.is_late(now_s, moving=moving)
+        if stopped:
+            detail = "stopped while the group forms"
+            yield Symptom(process=stopped[0], cause=Cause.HANG, detail=detail)
+        elif late:
+            detail = f"the group did not form: no progress for {limit_s:g} s"
+            yield Symptom(process=None, cause=Cause.ERROR, detail=detail)
+
+    def starting(self, now_s: float, *, stopped_too: bool) -> Iterator[Symptom]:
+        """Processes that are not ready in time. ``stopped_too``: also those that are stopped."""
+        table, timing = self._job.table, self._job.timing
+        late = table.overdue(now_s)
+        stopped = table.stopped_starting(now_s, timing.hang.stopped_s)
+        for process in (*late, *(stopped if stopped_too else ())):
+            if process.health is not Health.STARTING:
+                continue  # the answer to the previous symptom has ended this process
+            if process in late:
+                detail = f"not ready after {timing.start_timeout_s:.0f} s"
+                yield Symptom(process=process, cause=Cause.START_TIMEOUT, detail=detail)
+            else:
+                detail = "stopped while it starts"
+                yield Symptom(process=process, cause=Cause.HANG, detail=detail)
 
 
 class Controller:
@@ -47,7 +162,7 @@ class Controller:
         self.strategy = strategy
         self.hands = hands
         self.timing = timing or Timing()
-        limits.check(self.timing)
+        check_limits(self.timing)
         self.job = JobState(
             hands,
             self.timing,
@@ -360,11 +475,6 @@ class Controller:
         self._cycle.reason = reason
 
     @property
-    def world(self) -> int:
-        """Ranks asked for."""
-        return self.job.world
-
-    @property
     def steps(self) -> int:
         """Steps after which the job is complete; a script reports the number only when it is
         ready.
@@ -391,16 +501,3 @@ class Controller:
         known.
         """
         return self.job.progress.committed
-
-    @property
-    def ready_spares(self) -> tuple[str, ...]:
-        """Processes waiting outside the generation, oldest first."""
-        return self.job.ready_spares
-
-    def process_of(self, rank: int) -> str | None:
-        """The process that holds a rank now, if it is alive."""
-        return self.job.process_of(rank)
-
-    def exit_was_expected(self, process: str) -> bool:
-        """Whether the controller asked for this process's end."""
-        return self.job.exit_was_expected(process)

@@ -12,15 +12,15 @@ from msgspec import structs
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.checkpoint.memory.header import is_memory
-from trainchaos.recovery.policy.copies import CopyPlan
-from trainchaos.recovery.policy.cost_meter import Forming
+from trainchaos.recovery.policy.costs import Forming
 from trainchaos.recovery.policy.interval import Rewinds
+from trainchaos.recovery.policy.rank_assignment import CopyPlan
 from trainchaos.recovery.policy.strategy import Form, Health, StateFrom
+from trainchaos.recovery.process.host import Hands
 from trainchaos.recovery.standby.book import StandbyBook
 from trainchaos.recovery.supervise.divergence import CheckpointAdvice
 from trainchaos.recovery.supervise.failures import answer_of
 from trainchaos.recovery.supervise.process_table import Process, ProcessTable
-from trainchaos.recovery.supervise.supervision import Hands
 from trainchaos.recovery.transport.wire import Join, Joined, Resume, StateSource
 
 _ABLE = (Health.READY, Health.PARKED)

@@ -10,19 +10,18 @@ from dataclasses import replace
 from typing import Any
 
 from trainchaos.chaos.events.log import Kind
-from trainchaos.recovery.policy.cost_meter import CostMeter
-from trainchaos.recovery.policy.costs import Costs, Tried
+from trainchaos.recovery.policy.costs import CostMeter, Costs, Tried
 from trainchaos.recovery.policy.fallback import CORRUPTIONS
 from trainchaos.recovery.policy.rank_assignment import common_step, least_followed
 from trainchaos.recovery.policy.strategy import Cause, ClusterView, Failure, Health, Strategy
+from trainchaos.recovery.process.host import Hands
 from trainchaos.recovery.standby.likely import MOST_RANKS, likely_groups
 from trainchaos.recovery.supervise.divergence import DigestBook, Disagreement
-from trainchaos.recovery.supervise.excluded_samples import ExcludedSamples
-from trainchaos.recovery.supervise.failures import NOTHING, FailureBook
+from trainchaos.recovery.supervise.failures import NOTHING, ExcludedSamples, FailureBook
 from trainchaos.recovery.supervise.formation import Formation
 from trainchaos.recovery.supervise.process_table import Process, ProcessTable
 from trainchaos.recovery.supervise.progress import AgreementLog, ProgressWatch
-from trainchaos.recovery.supervise.supervision import Hands, Timing
+from trainchaos.recovery.supervise.supervision import Timing
 from trainchaos.recovery.transport.wire import (
     Feed,
     Follow,
@@ -98,6 +97,11 @@ class JobState:
         """Whether the supervisor asked for this process's end."""
         entry = self.table.get(process)
         return entry is not None and entry.expected_exit
+
+    def error_of(self, process: str) -> str:
+        """The reason that a process gave for ending; empty if it gave none."""
+        entry = self.table.get(process)
+        return entry.error if entry is not None else ""
 
     def has_place(self, process: Process) -> bool:
         """Whether a process holds a rank, or will hold one in the decided generation."""

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.detection.hangs import STOPPED, UNHEARD
-from trainchaos.recovery.policy.copies import CopyPlan
 from trainchaos.recovery.policy.layout import Layout
-from trainchaos.recovery.policy.rank_assignment import can_supply, common_step
+from trainchaos.recovery.policy.rank_assignment import CopyPlan, can_supply, common_step
 from trainchaos.recovery.policy.strategy import Form, Health, ProcessView, StateFrom
-from trainchaos.recovery.supervise.supervision import Hands
+from trainchaos.recovery.process.host import Hands
 from trainchaos.recovery.transport.wire import Abort, Stop
 
 _HOLDING = (Health.PARKED, Health.READY)
@@ -160,7 +159,6 @@ class ProcessTable:
 
     @property
     def started(self) -> int:
-        """Number of processes ever started."""
         return self._started
 
     def overdue(self, now_s: float) -> list[Process]:

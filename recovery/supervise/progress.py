@@ -9,13 +9,12 @@ from typing import Any
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.detection.evidence import HangEvidence
-from trainchaos.recovery.detection.hangs import Hang, HangDetector
-from trainchaos.recovery.detection.leaving import LeaveWatch
+from trainchaos.recovery.detection.hangs import Hang, HangDetector, LeaveWatch
 from trainchaos.recovery.detection.pace import HangLimits
 from trainchaos.recovery.policy.doubts import Doubt
+from trainchaos.recovery.process.host import Hands
 from trainchaos.recovery.supervise.divergence import DigestBook
 from trainchaos.recovery.supervise.process_table import ProcessTable
-from trainchaos.recovery.supervise.supervision import Hands
 from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.wire import Agreed
 

@@ -1,70 +1,20 @@
-"""The interface that a supervisor needs to its processes, the bounds of its waits, and the stages
-of a job.
+"""What a controller needs of its processes, the stages of a job, and the bounds of its waits with
+their order.
+
+A failure is to be found by the limit made for it: the sharpest, which names who failed. Where a
+blunter one is as short, it strikes first, and blames nobody or somebody else. Nothing of this has
+to be tuned; who changes one limit is told which other it clashes with.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Protocol
 
-from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.errors import ScenarioError
 from trainchaos.recovery.detection.pace import HangLimits
 from trainchaos.recovery.policy.jobconfig import COLLECTIVE_TIMEOUT_S, FORM_TIMEOUT_S
-from trainchaos.recovery.process.starvation import Pulse
-from trainchaos.recovery.transport.progress_counters import Mark
-from trainchaos.recovery.transport.wire import Message
-
-
-class Hands(Protocol):
-    """What the controller can do to processes. All calls return at once."""
-
-    def now_s(self) -> float:
-        """Monotonic seconds."""
-
-    def spawn(self, role: str, mode: str) -> str:
-        """Start a process; returns its name. Its exit or ``Ready`` is reported later."""
-
-    def expect(self, role: str, mode: str, count: int) -> None:
-        """So many calls of ``spawn`` follow at once, and may share the wait."""
-
-    def send(self, process: str, message: Message) -> bool:
-        """Send to a process; False when it has exited."""
-
-    def kill(self, process: str) -> None:
-        """SIGKILL; the exit is reported later."""
-
-    def distrust(self, process: str) -> None:
-        """A process is about to be replaced for its values: from now on start others on its device
-        only where there is no other.
-        """
-
-    def mark(self, process: str) -> Mark:
-        """The process's progress mark."""
-
-    def os_state(self, process: str) -> str:
-        """The process state as the kernel reports it: R, S, D, T, Z, X; ? while its node is
-        silent.
-        """
-
-    def pulse(self, process: str) -> Pulse:
-        """How much CPU time the process got."""
-
-    def pid(self, process: str) -> int | None:
-        """Its pid on this machine; None: it runs on another one, or in memory only."""
-
-    def ask_stacks(self, process: str) -> None:
-        """Have a process write down the stacks of its threads, if it can."""
-
-    def stacks(self, process: str) -> tuple[str, str] | None:
-        """What a process wrote since it was last asked, empty if it has not answered, and the file
-        in which that is kept from now on, empty if nowhere. None: it was not asked, or is unknown.
-        """
-
-    def record(
-        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
-    ) -> object:
-        """Write an event."""
 
 
 class Stage(StrEnum):
@@ -92,7 +42,7 @@ class Timing:
     an aborted generation, more where its phase takes longer; ``examine_timeout_s``: without a sign
     of life of ranks that look for a sample that cannot be computed; ``form_timeout_s``,
     ``collective_timeout_s``: torch's own; ``tick_s``: interval of the supervisor's checks.
-    ``recovery.supervise.limits`` checks their order.
+    ``check_limits`` checks their order.
     """
 
     tick_s: float = 0.02
@@ -142,3 +92,97 @@ class StopFlag:
     """Set by a signal handler and polled by the main loop; ``signum`` 0: no signal came."""
 
     signum: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitClash:
+    """Two limits in the wrong order, seconds. ``why``: what goes wrong."""
+
+    short: str
+    short_s: float
+    long: str
+    long_s: float
+    why: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.short} ({self.short_s:g} s) must be less than {self.long} ({self.long_s:g} s):"
+            f" {self.why}"
+        )
+
+
+def clashes(timing: Timing) -> Iterator[LimitClash]:
+    """Pairs of limits whose order is wrong."""
+    values = {name: value for name, value in vars(timing).items() if name.endswith("_s")}
+    values |= {
+        f"hang.{name}": value for name, value in vars(timing.hang).items() if value is not None
+    }
+    values["park_timeout_s * hang.disk_factor"] = timing.park_timeout_s * timing.hang.disk_factor
+    for short, long, why in _ORDER:
+        if {short, long} <= values.keys() and not values[short] < values[long]:
+            yield LimitClash(
+                short=short, short_s=values[short], long=long, long_s=values[long], why=why
+            )
+
+
+def check_limits(timing: Timing) -> None:
+    """Raise ScenarioError naming the first two limits that clash, and what to change."""
+    for clash in clashes(timing):
+        raise ScenarioError(
+            f"time limits clash: {clash}", hint=f"lower {clash.short} or raise {clash.long}"
+        )
+
+
+_ORDER = (
+    ("tick_s", "hang.stopped_s", "a hang is counted in looks"),
+    ("hang.stopped_s", "hang.floor_s", "a stopped process is certain, any other silence is not"),
+    ("hang.floor_s", "hang.checkpoint_floor_s", "a save takes longer than a step"),
+    (
+        "hang.checkpoint_floor_s",
+        "hang.first_step_s",
+        "before the first step nothing is known of the job's pace",
+    ),
+    ("hang.first_step_s", "collective_timeout_s", "torch would give up before anybody is named"),
+    (
+        "hang.first_step_s",
+        "hang.compile_s",
+        "a process that compiles is not to have less than one that sleeps",
+    ),
+    ("hang.compile_s", "hang.ceiling_s", "the ceiling cuts off what is learned"),
+    ("hang.floor_s", "hang.between_s", "code between steps is not bound to their length"),
+    ("hang.between_s", "hang.ceiling_s", "the ceiling cuts off what is learned"),
+    ("hang.stopped_s", "hang.given_s", "a stopped process is certain, any other silence is not"),
+    ("hang.given_s", "collective_timeout_s", "torch would give up before anybody is named"),
+    ("blame_grace_s", "park_timeout_s", "survivors that are parked wait for the news of a death"),
+    (
+        "unforced_park_s",
+        "park_timeout_s",
+        "ranks that park by themselves are aborted before they count as hung",
+    ),
+    (
+        "park_timeout_s",
+        "join_timeout_s",
+        "a rank that does not leave would not be found while the next group forms",
+    ),
+    (
+        "park_timeout_s * hang.disk_factor",
+        "join_timeout_s",
+        "a rank that waits for a disk and leaves late is not to break the next group",
+    ),
+    (
+        "hang.stopped_s",
+        "join_timeout_s",
+        "a rank stopped while the group forms would be nobody's fault",
+    ),
+    ("join_timeout_s", "form_timeout_s", "torch would give up on a group that still forms"),
+    (
+        "form_timeout_s",
+        "collective_timeout_s",
+        "a collective waits for whoever restores or evaluates",
+    ),
+    (
+        "settle_timeout_s",
+        "join_timeout_s",
+        "a lost rank would be replaced only after the next one is given up",
+    ),
+)

@@ -27,7 +27,6 @@ class Channel:
         self._incoming = Incoming(LONGEST)
 
     def fileno(self) -> int:
-        """Descriptor to wait on."""
         return self.sock.fileno()
 
     def send(self, message: Message) -> bool:
@@ -58,5 +57,4 @@ class Channel:
         return [ANY_MESSAGE(document) for document in self._incoming.take(data)] if data else None
 
     def close(self) -> None:
-        """Close the socket."""
         self.sock.close()

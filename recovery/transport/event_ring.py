@@ -110,7 +110,6 @@ class LineRing:
             os.close(fd)
 
     def close(self) -> None:
-        """Release the memory."""
         for view in (self._words, self._bytes, self._view):
             view.release()
         self._map.close()

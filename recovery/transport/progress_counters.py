@@ -95,7 +95,6 @@ class MarkPage:
         self._hidden, self._now_ns = False, now_ns
 
     def read(self) -> Mark:
-        """The current mark."""
         words = self._words
         return Mark(
             generation=words[_GENERATION],
@@ -133,7 +132,6 @@ class MarkPage:
         self._words[_TIME] = self._now_ns()
 
     def commit(self, step: int) -> None:
-        """Note a committed step."""
         self._words[_COMMITTED] = step
 
     def wrote(self, seq: int) -> None:
@@ -156,7 +154,6 @@ class MarkPage:
             self._hidden, self._words = False, self._shared
 
     def close(self) -> None:
-        """Release the memory."""
         self._words.release()
         self._shared.release()
         self._map.close()

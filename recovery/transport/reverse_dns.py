@@ -86,7 +86,6 @@ def _serve(server: socket.socket) -> None:
 
 
 def _answer(query: bytes) -> bytes:
-    """There is no such name."""
     number, _flags, questions, *_others = _HEADER.unpack_from(query)
     return _HEADER.pack(number, _NO_SUCH_NAME, questions, 0, 0, 0) + query[_HEADER.size :]
 

@@ -20,10 +20,10 @@ class StateSource(Record, omit_defaults=True):
     newest good checkpoint before; ``source``: the rank that sends its part of the state to all of
     its holders that need it (-1: none of them does), ``receives``: this one is among them;
     ``direct``: it goes from rank to rank, and who neither receives nor ``feeds`` others takes no
-    part (``recovery.policy.copies``); ``live``: the step that ``source`` holds, where a new member
-    may have followed the job up to there, so that ranks compare what they hold before anything is
-    copied (-1: no); ``finish``: a step whose gradients some ranks have reduced and not applied:
-    whoever has applied it tells them the rest (0: none).
+    part (``recovery.policy.rank_assignment``); ``live``: the step that ``source`` holds, where a
+    new member may have followed the job up to there, so that ranks compare what they hold before
+    anything is copied (-1: no); ``finish``: a step whose gradients some ranks have reduced and not
+    applied: whoever has applied it tells them the rest (0: none).
     """
 
     restore: bool = False

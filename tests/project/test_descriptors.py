@@ -15,9 +15,9 @@ import pytest
 
 from tests.support.open_files import open_files
 from tests.support.running import LIMIT_S, until
-from trainchaos.recovery.process import processes, remnants
-from trainchaos.recovery.process.local import KEPT_MARKS, Children, Exited, MessageReceived
-from trainchaos.recovery.process.remnants import LeftoverSessions
+from trainchaos.recovery.process import local, processes
+from trainchaos.recovery.process.host import Exited, MessageReceived
+from trainchaos.recovery.process.local import KEPT_MARKS, Children, LeftoverSessions
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import NEVER
 
@@ -54,7 +54,7 @@ def test_a_process_that_is_gone_holds_nothing(tmp_path: Path, named: bool) -> No
     children = Children(named=named)
     before, threads = open_files(), threading.active_count()
     for number in range(ROUNDS):
-        children.spawn(
+        children.begin(
             f"w{number}", program("true"), log=tmp_path / f"w{number}.jsonl" if named else None
         )
         await_exit(children, f"w{number}")
@@ -77,7 +77,7 @@ def test_the_watch_for_a_dying_process_ends_with_it() -> None:
         def start(fds: list[int]) -> int:
             return program(sys.executable, "-c", HOLDER, *map(str, fds))(fds)
 
-        children.spawn(name, start)
+        children.begin(name, start)
         assert [type(report) for report in children.wait(LIMIT_S)] == [MessageReceived]
         assert threading.active_count() == threads + 1
         children.signal(name, signal.SIGKILL)
@@ -92,7 +92,7 @@ def test_only_the_newest_marks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("trainchaos.recovery.process.local.KEPT_MARKS", 3)
     children = Children()
     for number in range(5):
-        children.spawn(f"w{number}", program("true"))
+        children.begin(f"w{number}", program("true"))
         await_exit(children, f"w{number}")
     assert list(children._last) == ["w2", "w3", "w4"]
     assert not children.close()
@@ -100,7 +100,7 @@ def test_only_the_newest_marks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_channel_that_a_grandchild_keeps_open_is_closed_with_the_process() -> None:
     children, before = Children(), open_files()
-    children.spawn("w0", program("sh", "-c", "sleep 60 &"))
+    children.begin("w0", program("sh", "-c", "sleep 60 &"))
     await_exit(children, "w0")
     assert open_files() == before
     assert not children.close(), "what it left is ended"
@@ -113,7 +113,7 @@ def test_what_cannot_be_started_holds_nothing(tmp_path: Path) -> None:
         raise OSError("no memory")
 
     with pytest.raises(OSError, match="no memory"):
-        children.spawn("w0", refused)
+        children.begin("w0", refused)
     assert open_files() == before
     assert not children.close()
 
@@ -121,10 +121,10 @@ def test_what_cannot_be_started_holds_nothing(tmp_path: Path) -> None:
 def test_what_a_process_left_in_its_session_is_ended_while_the_job_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remnants, "LOOK_AFTER_S", 0.0)
+    monkeypatch.setattr(local, "LOOK_AFTER_S", 0.0)
     processes.become_subreaper()
     children = Children()
-    pid = children.spawn("w0", program("sh", "-c", "sleep 60 & sleep 61 &"))
+    pid = children.begin("w0", program("sh", "-c", "sleep 60 & sleep 61 &"))
     await_exit(children, "w0")
     until(lambda: not children.wait(0.01) and not children._sessions.ended, LIMIT_S)
     assert not [fields for _, fields in processes.everybody() if fields[3] == str(pid)], (
@@ -136,7 +136,7 @@ def test_what_a_process_left_in_its_session_is_ended_while_the_job_runs(
 def test_a_session_of_the_same_number_that_came_later_is_a_strangers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remnants, "LOOK_AFTER_S", 0.0)
+    monkeypatch.setattr(local, "LOOK_AFTER_S", 0.0)
     sessions = LeftoverSessions()
     stranger = subprocess.Popen(["sleep", "60"], start_new_session=True)
     try:

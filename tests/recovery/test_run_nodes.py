@@ -19,7 +19,7 @@ from tests.support.clusters.cluster import HOST, Cluster
 from tests.support.running import EPOCHS, RECOVERABLE, STEPS, Running, kill, readable, until
 from trainchaos.chaos.errors import InfrastructureError, LogError
 from trainchaos.chaos.events.log import ORCHESTRATOR, EventWriter, Kind, read_actor
-from trainchaos.recovery.cli.process_host import ProcessPlacement, least_taken
+from trainchaos.recovery.cli.roster import LeastTaken
 from trainchaos.recovery.cli.takeover_log import lock, read_takeover_log
 from trainchaos.recovery.health.signs import HealthReport, ReportFile
 from trainchaos.recovery.health.taints import TaintList
@@ -314,18 +314,15 @@ def test_one_supervisor_holds_a_log(tmp_path: Path) -> None:
 
 
 def test_processes_fill_one_node_after_the_other() -> None:
-    def spot(node: int, device: str = "cpu") -> ProcessPlacement:
-        return ProcessPlacement(node=node, device=device, address="", events=Path(), logs=None)
-
-    cpus = [spot(0), spot(0), spot(1), spot(1)]
+    cpus = [(0, "cpu"), (0, "cpu"), (1, "cpu"), (1, "cpu")]
     taken: list[tuple[int, str]] = []
     for _ in range(6):
-        taken.append((least_taken(cpus, taken)[0].node, "cpu"))
+        taken += [best] if (best := LeastTaken(cpus, taken).best()) else []
     assert [node for node, _ in taken] == [0, 0, 1, 1, 0, 0]
-    gpus = [spot(0, "cuda:0"), spot(0, "cuda:1"), spot(1, "cuda:0")]
-    assert least_taken(gpus, [(0, "cuda:0")])[0] == gpus[1]
-    assert least_taken(gpus, [(0, "cuda:0"), (0, "cuda:1")])[0] == gpus[2]
-    assert least_taken([], []) == []
+    gpus = [(0, "cuda:0"), (0, "cuda:1"), (1, "cuda:0")]
+    assert LeastTaken(gpus, gpus[:1]).best() == gpus[1]
+    assert LeastTaken(gpus, gpus[:2]).best() == gpus[2]
+    assert LeastTaken([], []).best() is None
 
 
 def test_keepers_are_no_ranks_to_take_over(tmp_path: Path) -> None:

@@ -42,14 +42,14 @@ def heal(run: Path | None, every: bool, runs: Path, form: str, quiet: bool) -> i
 @FORMAT
 def ps(runs: Path, form: str) -> None:
     """List live runs, and what dead runs left behind."""
+    from trainchaos.harness.run import ps
     from trainchaos.harness.run import ps as live
-    from trainchaos.harness.run import ps_text
 
     found = live.listing(runs)
     if form == "json":
         say_json([one.model_dump(mode="json") for one in found])
     else:
-        say(ps_text.as_text(found, runs))
+        say(ps.as_text(found, runs))
 
 
 COMMANDS = [heal, ps]

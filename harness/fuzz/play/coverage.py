@@ -12,7 +12,12 @@ from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.run.orchestrator import Orchestrator
-from trainchaos.recovery.process.local import Dying, Exited, MessageReceived, Report
+from trainchaos.recovery.process.host import (
+    Dying,
+    Exited,
+    MessageReceived,
+    Report,
+)
 
 Feature = tuple[str, ...]
 WORDS: Mapping[str, str] = MappingProxyType(
@@ -36,9 +41,9 @@ class Observed(Orchestrator):
         self.reached = set()
         super().__init__(*args, **named)
 
-    def _hear(self, report: Report) -> None:
+    def hear(self, report: Report) -> None:
         self.reached.add(("heard", self.controller.stage.value, _word(report)))
-        super()._hear(report)
+        super().hear(report)
 
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any

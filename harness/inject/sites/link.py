@@ -85,7 +85,7 @@ class LinkHandle:
 
     def cut_control(self, cut: bool) -> None:
         """Cut the source nodes off from their coordinator, or reconnect them; needs machines."""
-        machines = self._scene.machines
+        machines = self._scene.surface.machines
         if machines is None:
             raise RuntimeError(
                 "nodes are only names here: none can be cut off from its coordinator"
@@ -119,7 +119,7 @@ class LinkSite(Site):
         """The links whose two ranks are both held, and that can be shaped if the fault shapes
         links.
         """
-        control = self._scene.links if Need.LINKS in fault.wants() else None
+        control = self._scene.surface.links if Need.LINKS in fault.wants() else None
         if control is None and Need.LINKS in fault.wants():
             return [MissingTarget(who={"links": list(planned.links)}, reason=NO_CONTROL)]
         return [link_aim(self._scene, control, planned.links)]

@@ -34,9 +34,11 @@ class NodeHandle:
 
     def kill(self) -> Mapping[str, Any]:
         """Kill the machines, or their processes where there are no machines."""
-        if self.scene.machines is not None:
+        if self.scene.surface.machines is not None:
             return {
-                "machines": {str(node): dict(self.scene.machines.kill(node)) for node in self.nodes}
+                "machines": {
+                    str(node): dict(self.scene.surface.machines.kill(node)) for node in self.nodes
+                }
             }
         for process in self.processes:
             process.signal(signal.SIGKILL)
@@ -68,22 +70,22 @@ class NodeHandle:
                 self.scene.signal(name, signal.SIGCONT)
 
     def _pausable(self) -> MachineControl | None:
-        machines = self.scene.machines
+        machines = self.scene.surface.machines
         return machines if machines is not None and machines.can_pause else None
 
     def ration(self, cores: float) -> None:
         """Limit the processes to ``cores`` with the control groups of the arm."""
-        if self.scene.groups is None:
+        if self.scene.surface.groups is None:
             raise RuntimeError("there are no control groups here")
         for node in self.nodes:
             here = set(self.scene.on_node(node))
             names = [name for name in self.names if name in here]
             self.scene.in_force.begin("rationed", node, id(self), (names, cores))
-            self.scene.groups.limit_cores(names, cores)
+            self.scene.surface.groups.limit_cores(names, cores)
 
     def unration(self) -> None:
         """Lift the limit, except for limits that other faults still have there."""
-        groups = self.scene.groups
+        groups = self.scene.surface.groups
         for node in self.nodes if groups is not None else ():
             assert groups is not None
             if left := self.scene.in_force.end("rationed", node, id(self)):
@@ -108,7 +110,7 @@ class NodeSite(Site):
 
     def reachable(self, planned: PlannedFault) -> bool:
         """Whether each node has a process, or is a machine, which can be lost without any."""
-        machines = self._scene.machines is not None
+        machines = self._scene.surface.machines is not None
         return machines or all(self._scene.on_node(node) for node in planned.nodes)
 
     def _aim(
@@ -118,12 +120,12 @@ class NodeSite(Site):
         who: dict[str, Any] = {"nodes": list(nodes), "processes": names}
         if rack is not None:
             who["rack"] = rack
-        if not names and (self._scene.machines is None or Need.QUOTA in fault.wants()):
+        if not names and (self._scene.surface.machines is None or Need.QUOTA in fault.wants()):
             where = ", ".join(map(str, nodes))
             return MissingTarget(who=who, reason=f"no process is on node {where}")
         handle = NodeHandle(self._scene, tuple(nodes), tuple(names))
         if Need.QUOTA in fault.wants():
-            groups = self._scene.groups
+            groups = self._scene.surface.groups
             undo = (
                 [record for name in names for record in groups.undo(name)]
                 if groups is not None
@@ -133,7 +135,7 @@ class NodeSite(Site):
             return OccurrenceTarget(
                 target=handle, who=who, processes=tuple(names), look=look, undo=undo
             )
-        machines = self._scene.machines
+        machines = self._scene.surface.machines
         before = {node: machines.seen(node) for node in nodes} if machines is not None else {}
         look = partial(_changed, self._scene, before, names)
         return OccurrenceTarget(target=handle, who=who, processes=tuple(names), look=look)
@@ -145,9 +147,10 @@ def _changed(
     """Evidence from the platform that none of the machines runs, or from the kernel that the
     processes are stopped, but for those that were ending as they were to be stopped.
     """
-    if scene.machines is not None:
+    if scene.surface.machines is not None:
         states = {
-            str(node): _since(scene.machines.seen(node), seen) for node, seen in before.items()
+            str(node): _since(scene.surface.machines.seen(node), seen)
+            for node, seen in before.items()
         }
         if not any(seen.get("state") in RUNS for seen in states.values()):
             return {"nodes": states}
@@ -167,5 +170,9 @@ def _since(now: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, An
 
 def _waiting(scene: Scene, names: Sequence[str]) -> Mapping[str, Any] | None:
     """In how many periods the kernel throttled one of them."""
-    kept = max(map(scene.groups.throttled, names), default=0) if scene.groups is not None else 0
+    kept = (
+        max(map(scene.surface.groups.throttled, names), default=0)
+        if scene.surface.groups is not None
+        else 0
+    )
     return {"throttled": kept} if kept else None

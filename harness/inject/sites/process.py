@@ -44,10 +44,10 @@ class ProcessHandle:
 
     def starve(self, spare_mib: int) -> None:
         """Limit its memory, and make it allocate beyond the limit."""
-        if self.scene.groups is None:
+        if self.scene.surface.groups is None:
             raise RuntimeError("there are no control groups here")
         self.scene.in_force.begin("starved", self.process, id(self))
-        self.scene.groups.limit_memory(self.process, spare_mib)
+        self.scene.surface.groups.limit_memory(self.process, spare_mib)
         self.scene.send(
             self.process, Extra(topic="hog", payload={"at_most_mib": 2 * spare_mib + HOG_MORE_MIB})
         )
@@ -104,7 +104,7 @@ class ProcessSite(Site):
     def _aim(
         self, fault: Fault, process: str, rank: int | None, who: Mapping[str, Any]
     ) -> OccurrenceTarget:
-        limited = self._scene.groups if fault.wants() & {Need.CGROUP, Need.MEMORY} else None
+        limited = self._scene.surface.groups if fault.wants() & {Need.CGROUP, Need.MEMORY} else None
         look = partial(_seen, self._scene, process)
         return OccurrenceTarget(
             target=ProcessHandle(self._scene, process),
@@ -122,17 +122,17 @@ def release(scene: Scene, process: str) -> None:
     """
     node = scene.node_of(process)
     if (
-        scene.groups is None
+        scene.surface.groups is None
         or scene.in_force.now("starved", process)
         or scene.in_force.now("rationed", node)
     ):
         return
-    scene.groups.release(process)
+    scene.surface.groups.release(process)
 
 
 def _seen(scene: Scene, process: str) -> Mapping[str, Any] | None:
     """The kernel's evidence that a process is stopped, or was killed for its memory."""
-    kills = scene.groups.oom_kills(process) if scene.groups is not None else 0
+    kills = scene.surface.groups.oom_kills(process) if scene.surface.groups is not None else 0
     return {"oom_kills": kills} if kills else stopped(scene, process)
 
 

@@ -48,7 +48,7 @@ class StorageSite(Site):
 
     def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Aims:
         """The file system; the kernel's answer to a write from outside is the witness."""
-        storage, who = self._scene.storage, {"storage": "checkpoints"}
+        storage, who = self._scene.surface.storage, {"storage": "checkpoints"}
         if storage is None:
             return [
                 MissingTarget(who=who, reason="the checkpoints have no file system of their own")

@@ -17,7 +17,7 @@ class StoreSite(Site):
 
     def aims(self, planned: PlannedFault, fault: Fault, number: int) -> Aims:
         """The store, if it runs as its own process."""
-        control = self._scene.store
+        control = self._scene.surface.store
         if control is None:
             return [
                 MissingTarget(who={"store": None}, reason="the store is no process of its own here")

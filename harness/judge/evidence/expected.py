@@ -26,7 +26,7 @@ from trainchaos.chaos.plugins import (
 from trainchaos.chaos.scenario.model import Cell, ResolvedRun, Scenario
 from trainchaos.chaos.schedule.plan import PlannedFault, plan_scenario, repeat_seed
 from trainchaos.chaos.schedule.trigger import triggers
-from trainchaos.harness.inject.occurrence import announcement
+from trainchaos.harness.inject.occurrences import announcement
 from trainchaos.harness.launch.launcher import Launcher
 from trainchaos.harness.launch.workload import Workload
 from trainchaos.recovery.policy.strategy import Strategy
@@ -38,7 +38,7 @@ Facts = Mapping[str, Any]
 class Expected:
     """Expectations for one arm. ``repeat``, ``seed``: its identity, None if only its cell is known;
     ``spares``: the strategy's number; ``plan``: fault -> announcement due in the log, as made by
-    ``harness.inject.occurrence.announcement``; ``most``: fault -> largest allowed number of
+    ``harness.inject.occurrences.announcement``; ``most``: fault -> largest allowed number of
     injections; ``problem``: why a part of this could not be derived.
     """
 

@@ -29,8 +29,6 @@ from trainchaos.harness.launch.launcher import (
     ArmSetup,
     Leftovers,
     LinkControl,
-    NodeNews,
-    Report,
     Stopped,
 )
 from trainchaos.harness.launch.links.client import LinkProxy
@@ -48,29 +46,26 @@ from trainchaos.harness.undo.base import Undo
 from trainchaos.harness.undo.ledger import Ledger
 from trainchaos.harness.undo.records import RemoveTree
 from trainchaos.recovery.checkpoint.memory.keeper import KeeperConfig
-from trainchaos.recovery.health.signs import Sign
 from trainchaos.recovery.health.taints import TooFewPlaces, names_of
 from trainchaos.recovery.nodes.coordinator import node_events
-from trainchaos.recovery.nodes.coordinator.fleet import Fleet, NodeGone
+from trainchaos.recovery.nodes.coordinator.fleet import Fleet
 from trainchaos.recovery.nodes.coordinator.node_state import (
-    ClockMeasured,
     FleetReport,
-    NodeChecked,
-    NodeEvent,
     NodeFound,
     NodeInfo,
     NodeJoined,
     NodeLost,
-    NodeWarned,
     NotKept,
 )
 from trainchaos.recovery.nodes.coordinator.place_checks import NodeChecks
 from trainchaos.recovery.nodes.coordinator.salvage import gather
 from trainchaos.recovery.nodes.coordinator.software import refuse_other
+from trainchaos.recovery.nodes.host import FleetHost
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.policy.jobconfig import Exchange, NetworkAddresses, exchange_of
 from trainchaos.recovery.process.forkserver import ForkServer
-from trainchaos.recovery.process.local import Report as ProcessReport
+from trainchaos.recovery.process.host import Dying, Exited, MessageReceived, Report
+from trainchaos.recovery.process.host import Report as ProcessReport
 from trainchaos.recovery.process.local import rank_environment, start_store
 from trainchaos.recovery.process.processes import become_subreaper
 
@@ -91,7 +86,7 @@ LIMIT_S = 60.0
 """For a turn to end, which takes so long only where this process gets no processor."""
 
 
-class NodesCluster:
+class NodesCluster(FleetHost):
     """One arm on the nodes of ``session``, all of which are connected. Raises
     InfrastructureError.
     """
@@ -99,33 +94,27 @@ class NodesCluster:
     simulated = False
 
     def __init__(self, session: NodesSession, setup: ArmSetup) -> None:
+        fleet = session.fleet
+        super().__init__(fleet)
         self._session = session
         self._setup = setup
-        self._fleet = session.fleet
         self._platform = session.platform
         self.machines = session.platform.machines
-        fleet = session.fleet
         self.away, self.back, self.pressures = fleet.away, fleet.back, fleet.pressures
-        self.alive, self.send, self.signal = fleet.alive, fleet.send, fleet.signal
-        self.mark, self.os_state = fleet.mark, fleet.os_state
-        self.stacks, self.pulse = fleet.stacks, fleet.pulse
         self._nodes = range(setup.cell.scenario.topology.nodes)
         self._node_keepers = NodeKeepers(self)
-        self._reports: list[Report] = []
-        self._signs: list[Sign] = []
-        self._checks = NodeChecks(self._fleet.check)
-        self._news: list[NodeNews] = []
         self._logs: dict[str, tuple[int, str]] = {}  # process -> its node and its event log
         self._orphans: dict[str, tuple[int, str]] = {}  # processes whose node was lost
         self._since_ns = time.time_ns()
-        self._fleet.begin(setup.id, setup.run.root.resolve())
-        self._sort([*session.meanwhile, *self._fleet.wait(0)])
+        self.fleet.begin(setup.id, setup.run.root.resolve())
+        for report in (*session.meanwhile, *fleet.wait(0)):
+            self.sort(report)
         session.meanwhile.clear()
         self._news = []
         for node in self._nodes:
-            info = self._fleet.nodes()[node]
-            self._tell(NodeJoined(node=node, info=info), *node_events.clock_of(info))
-        known = self._fleet.nodes()
+            info = fleet.nodes()[node]
+            self.tell(NodeJoined(node=node, info=info), *node_events.clock_of(info))
+        known = self.fleet.nodes()
         self._places, self._exchange = places(setup, known)
         hosts = {node: known[node].host for node in self._nodes}
         if self._platform.emulates:  # containers have names that no taint can know
@@ -171,14 +160,10 @@ class NodesCluster:
         """Nodes whose agents are connected and not silent: a start on a silent one would block. If
         there are none, all connected nodes; if there are none either, all nodes that may come back.
         """
-        known = self._fleet.nodes()
+        known = self.fleet.nodes()
         left = [node for node in self._nodes if not known[node].lost]
         there = [node for node in left if known[node].connected]
         return [node for node in there if known[node].silent_s < QUIET_S] or there or left
-
-    def news(self) -> list[NodeNews]:
-        found, self._news = self._news, []
-        return found
 
     # ---- processes
 
@@ -191,10 +176,6 @@ class NodesCluster:
             "boot": boot_id(),
             "emulates": self._platform.emulates,
         }
-
-    def now_ns(self) -> int:
-        """Monotonic nanoseconds of this machine."""
-        return time.monotonic_ns()
 
     def spawn(self, name: str, role: str, mode: str, device: str, node: int = 0) -> int:
         """Make the node's agent start a rank; returns its pid there."""
@@ -219,10 +200,8 @@ class NodesCluster:
         self, name: str, node: int, config: Mapping[str, Any], *, mode: str = "warm", log: str = ""
     ) -> int:
         """Start any process. Raises InfrastructureError; ConnectionError if its node is lost."""
-        try:
-            return self._fleet.spawn(name, node, config, mode=mode, log=log)
-        except NodeGone as error:
-            raise ConnectionError(error.message) from error
+        self.ask_for(name, node, config, mode=mode, log=log)
+        return self.started(name, node)
 
     def output(self, node: int, name: str) -> str:
         """The output file of a process on its node, which is forwarded to the run's logs."""
@@ -230,7 +209,7 @@ class NodesCluster:
 
     def address(self, node: int) -> str:
         """The address that processes of a node listen at."""
-        return self._fleet.nodes()[node].address
+        return self.fleet.nodes()[node].address
 
     def undo(self, name: str, pid: int) -> Undo | None:
         """No record: a node's processes end with its agent, and the platform has the record of the
@@ -238,42 +217,31 @@ class NodesCluster:
         """
         return None
 
-    def hardware(self) -> Sequence[Sign]:
-        """What the agents' health services found."""
-        found, self._signs = self._signs, []
-        return found
-
     def checker(self) -> NodeChecks:
         """The agents check their nodes' places."""
-        return self._checks
+        return self.checks
 
     def taint_name(self, node: int) -> str:
         """Its host's, or its number where other nodes share that."""
         return self._names[node][-1]
-
-    def pid(self, name: str) -> int | None:
-        """None: it runs on another machine, or in another container."""
-        return None
 
     def wait(self, timeout_s: float) -> list[Report]:
         """Reports of ranks and spares; a process's last messages come before its exit."""
         if self.store is not None:
             self.store.look()
             self.store_port = self.store.port
-        self.hear(0.0 if self._reports else timeout_s)
-        reports, self._reports = self._reports, []
-        return reports
+        return super().wait(timeout_s)
 
     def hear(self, timeout_s: float) -> None:
-        """Wait for reports of any node, and dispatch them."""
-        self._sort(self._fleet.wait(timeout_s))
+        """Wait for reports of any node, and sort them."""
+        super().hear(timeout_s)
         self._session.renewal.look()
 
     def close(self) -> Leftovers:
         """End everything on all nodes and on this machine."""
         for node in self._nodes:
-            self._tell(*node_events.clock_of(self._fleet.nodes()[node]))
-        alive = self._fleet.begin("", None)
+            self.tell(*node_events.clock_of(self.fleet.nodes()[node]))
+        alive = self.fleet.begin("", None)
         self._gather(self._orphans)  # their last writes
         if self.storage is not None:
             self.storage.close()
@@ -314,34 +282,22 @@ class NodesCluster:
                 gather(self._session.scratch(node) / log, self._setup.run.root / log)
             except OSError as error:
                 why = f"it could not be completed: {error.strerror}"
-                self._tell(NotKept(file=str(log), bytes=0, why=why))
+                self.tell(NotKept(file=str(log), bytes=0, why=why))
 
-    # ---- what the fleet says
-
-    def _tell(self, *events: NodeEvent) -> None:
-        for event in events:
-            if said := node_events.event_of(event):
-                self._news.append(NodeNews(kind=said[0], data=said[1]))
-
-    def _sort(self, found: Sequence[FleetReport]) -> None:
-        for report in found:
-            self._checks.hear(report)
-            match report:
-                case NodeJoined() | NodeLost() | ClockMeasured() | NodeWarned() | NotKept():
-                    if isinstance(report, NodeJoined):
-                        self._session.renewal.back(report.node)
-                    elif isinstance(report, NodeLost):
-                        self._lose(report.node)
-                    self._tell(report)
-                case NodeFound(node=node, sign=sign):
-                    name = devices.on_node(sign.device, node) if sign.device is not None else None
-                    self._signs.append(sign.model_copy(update={"device": name}))
-                case NodeChecked():
-                    pass  # heard above
-                case _ if self._node_keepers.owns(report.process):
-                    self._node_keepers.reports.append(report)
-                case _:
-                    self._reports.append(report)
+    def sort(self, report: FleetReport) -> None:
+        """Notice nodes that come and go, and keep reports of keepers for them."""
+        match report:
+            case NodeJoined():
+                self._session.renewal.back(report.node)
+            case NodeLost():
+                self._lose(report.node)
+            case NodeFound(node=node, sign=sign):
+                name = devices.on_node(sign.device, node) if sign.device is not None else None
+                report = NodeFound(node=node, sign=sign.model_copy(update={"device": name}))
+            case MessageReceived() | Dying() | Exited() if self._node_keepers.owns(report.process):
+                self._node_keepers.reports.append(report)
+                return
+        super().sort(report)
 
 
 def places(setup: ArmSetup, known: Mapping[int, NodeInfo]) -> tuple[dict[int, list[str]], Exchange]:

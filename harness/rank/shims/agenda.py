@@ -26,7 +26,7 @@ LOOK_S = 0.05
 NS_PER_S = 1_000_000_000
 
 Command = Mapping[str, Any]
-"""A command of the injector for an occurrence (``harness.inject.occurrence.command_of``), or a
+"""A command of the injector for an occurrence (``harness.inject.occurrences.command_of``), or a
 point to hold at.
 """
 

@@ -29,9 +29,9 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from trainchaos.chaos.events.log import Kind
-from trainchaos.harness.arm.fault_context import RecordEvent
 from trainchaos.harness.script.listen.numbers import in_json
 from trainchaos.harness.script.listen.progress import ProgressReport
+from trainchaos.recovery.process.host import RecordEvent
 
 NS = 1e9
 STALL_FLOOR_S = 5.0  # a shared machine may well pause for some seconds

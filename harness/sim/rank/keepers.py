@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainchaos.chaos.events.log import Kind
-from trainchaos.harness.launch.launcher import Exited, KeeperStarted
 from trainchaos.harness.sim.rank.state import State
 from trainchaos.harness.sim.world.clock import NS_PER_S, Clock
 from trainchaos.harness.sim.world.settings import MS
 from trainchaos.recovery.checkpoint.memory.header import Key, Moment, complete, name_of, shards_at
-from trainchaos.recovery.checkpoint.memory.keepers import HUNG_S
+from trainchaos.recovery.checkpoint.memory.keepers import HUNG_S, KeeperStarted
 from trainchaos.recovery.policy.doubts import Doubt, in_doubt, together
+from trainchaos.recovery.process.host import Exited
 
 if TYPE_CHECKING:
     from trainchaos.harness.sim.rank.rank import SimRank

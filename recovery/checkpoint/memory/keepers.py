@@ -26,7 +26,8 @@ from trainchaos.recovery.checkpoint.memory.keeper import (
 )
 from trainchaos.recovery.checkpoint.memory.peers import Address
 from trainchaos.recovery.policy.jobconfig import LOOPBACK
-from trainchaos.recovery.process.local import Children, Exited, MessageReceived, Report
+from trainchaos.recovery.process.host import Exited, MessageReceived, Report
+from trainchaos.recovery.process.local import Children
 from trainchaos.recovery.transport.wire import Extra, Message
 
 START_LIMIT_S = 30.0
@@ -100,7 +101,7 @@ class LocalKeeperHost:
     def start(self, process: str, config: KeeperConfig) -> int:
         log = self._log / f"{process}.log" if self._log is not None else None
         whole = config.model_copy(update={"parent": os.getpid(), "log": log})
-        return self._children.spawn(
+        return self._children.begin(
             process, lambda fds: self._fork(whole.model_dump_json().encode(), fds)
         )
 

@@ -28,7 +28,7 @@ from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.nodes.link.files import refuse_shared
 from trainchaos.recovery.nodes.link.link import FULL, Link, Post
 from trainchaos.recovery.process import processes
-from trainchaos.recovery.process.node import LaunchRecipe
+from trainchaos.recovery.process.forkserver import LaunchRecipe
 from trainchaos.recovery.process.output import say
 from trainchaos.recovery.process.pressure import EVERY_S, PressureReader
 from trainchaos.recovery.transport.stream import Message, MessageError

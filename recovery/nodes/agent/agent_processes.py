@@ -20,9 +20,14 @@ from trainchaos.recovery.nodes.link import protocol
 from trainchaos.recovery.nodes.link.beat_rate import LEAST_S, QUIET
 from trainchaos.recovery.nodes.link.files import FileTail
 from trainchaos.recovery.nodes.link.link import Post
-from trainchaos.recovery.process.forkserver import ForkServer
-from trainchaos.recovery.process.local import Dying, Exited, MessageReceived, Report
-from trainchaos.recovery.process.node import LaunchRecipe, Node
+from trainchaos.recovery.process.forkserver import ForkServer, LaunchRecipe
+from trainchaos.recovery.process.host import (
+    Dying,
+    Exited,
+    MessageReceived,
+    Report,
+)
+from trainchaos.recovery.process.local import LocalHost
 from trainchaos.recovery.process.stacks import STACK_SIGNAL
 from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.wire import Message
@@ -49,7 +54,7 @@ class AgentProcesses:
         *,
         named: bool = False,
     ) -> None:
-        self._node = Node(server, recipe, named=named)
+        self._node = LocalHost(server, recipe, named=named)
         self._post, self._scratch = post, scratch
         self._tails: dict[str, list[FileTail]] = {}
         self._ranks: set[str] = set()

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from trainchaos.chaos.errors import InfrastructureError
-from trainchaos.recovery.detection.paced_look import PacedLook
+from trainchaos.recovery.detection.silence import PacedLook
 from trainchaos.recovery.health.signs import Sign
 from trainchaos.recovery.nodes.coordinator.listener import AgentListener
 from trainchaos.recovery.nodes.coordinator.loss import Absence, FleetLimits, How, TakenAway, judge

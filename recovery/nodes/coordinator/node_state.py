@@ -13,7 +13,7 @@ from trainchaos.recovery.nodes.coordinator.loss import How
 from trainchaos.recovery.nodes.link.clock import ClockWatch, Offset
 from trainchaos.recovery.nodes.link.link import Link, Post
 from trainchaos.recovery.nodes.link.protocol import Hello, Pong, Pressed
-from trainchaos.recovery.process.local import Dying, Exited, MessageReceived
+from trainchaos.recovery.process.host import Dying, Exited, MessageReceived
 from trainchaos.recovery.process.pressure import PressureReading
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import NEVER, Mark

@@ -18,7 +18,7 @@ from trainchaos.recovery.nodes.coordinator.node_state import (
 from trainchaos.recovery.nodes.link import protocol
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.nodes.link.files import land
-from trainchaos.recovery.process.local import Dying, Exited, MessageReceived
+from trainchaos.recovery.process.host import Dying, Exited, MessageReceived
 from trainchaos.recovery.process.stacks import MOST_READ
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import NEVER, PHASES, Mark

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from trainchaos.recovery.policy import corruption, fallback, options
+from trainchaos.recovery.policy import fallback, options
 from trainchaos.recovery.policy.costs import Costs, Priced
 from trainchaos.recovery.policy.interval import Rewinds
 from trainchaos.recovery.policy.options import Option
@@ -64,7 +64,6 @@ class Adaptive(Strategy):
 
     @property
     def spares_wanted(self) -> int:
-        """As many as configured."""
         return self.spares
 
     @property
@@ -204,7 +203,7 @@ def _told(view: ClusterView) -> Decision | None:
     """The answer where there is only one: states that differ and no majority, a state that is not
     finite, or samples found to be the reason.
     """
-    named = corruption.undecided(view) or corruption.skip(view)
+    named = fallback.undecided(view) or fallback.skip(view)
     if named is not None:
         return replace(named, chosen=_BY_CAUSE.get(_cause(named), options.HERE))
     if any(failure.applied for failure in view.failures):
@@ -220,7 +219,7 @@ def _keeping_all(view: ClusterView) -> Decision | None:
     """The answer where nobody is lost: the same members, with a peer's state where theirs is
     doubted. None where a process is lost, or was doubted before.
     """
-    refill = None if _comes_back(view) else corruption.refill(view)
+    refill = None if _comes_back(view) else fallback.refill(view)
     if decided := refill or fallback.rejoin_all(view):
         name = REFILL if refill else REGROUP
         stall = view.costs.form_s.value + (view.costs.copy_s.value if refill else 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar, Literal
 
-from trainchaos.recovery.policy import corruption, fallback
+from trainchaos.recovery.policy import fallback
 from trainchaos.recovery.policy.strategy import (
     Cause,
     ClusterView,
@@ -43,19 +43,19 @@ class CheckpointRestart(Strategy):
 
     def on_failure(self, view: ClusterView) -> Decision:
         """Restart everything; the failed generation's processes are of no more use."""
-        doubt = corruption.undecided(view)
+        doubt = fallback.undecided(view)
         if doubt is not None and not view.saved:
             return doubt  # it gives up
         if not view.saved and any(f.cause is Cause.DIVERGED for f in view.failures):
             # Whether a checkpoint with the difference in it was saved by now is a race.
-            return Decision(actions=(GiveUp(),), reason=corruption.NEVER_AGREED)
+            return Decision(actions=(GiveUp(),), reason=fallback.NEVER_AGREED)
         kills = tuple(Kill(process=p.name) for p in view.processes if p.health is not Health.DEAD)
         spawns = tuple(Spawn(role="worker", mode=self.restart) for _ in range(view.world))
         form = Form(
             members=tuple(f"new-{i}" for i in range(view.world)), state=StateFrom.CHECKPOINT
         )
         reason = f"{self.restart} restart: {fallback.origin(view)}"
-        traced = corruption.skip(view)
+        traced = fallback.skip(view)
         if traced is not None:
             if not isinstance(traced.actions[0], Form):
                 return traced  # too many: it gives up

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from trainchaos.recovery.policy import corruption, fallback
+from trainchaos.recovery.policy import fallback
 from trainchaos.recovery.policy.strategy import ClusterView, Decision, Nonfinite, Pause, Strategy
 
 
@@ -35,13 +35,12 @@ class DropReplica(Strategy):
 
     def on_failure(self, view: ClusterView) -> Decision:
         """Refill, re-form or shrink, whichever loses least."""
-        whole = corruption.mend(view, nonfinite=self.nonfinite)
+        whole = fallback.mend(view, nonfinite=self.nonfinite)
         if whole:
             return whole
         return fallback.shrink(view, why="the lost rank is dropped")
 
     def on_spare_lost(self, view: ClusterView) -> Decision:
-        """Start another replacement."""
         if not self.rejoin:
             return Decision(actions=(), reason="nobody is replaced")
         return fallback.replenish(view, spares=0, role="worker")

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from trainchaos.recovery.policy import corruption, fallback
+from trainchaos.recovery.policy import fallback
 from trainchaos.recovery.policy.jobconfig import MOST_SPARES, SpareSync
 from trainchaos.recovery.policy.strategy import ClusterView, Decision, Nonfinite, Pause, Strategy
 
@@ -40,17 +40,15 @@ class HotSpare(Strategy):
 
     @property
     def spares_wanted(self) -> int:
-        """As many as configured."""
         return self.spares
 
     @property
     def spare_sync(self) -> SpareSync:
-        """As the parameters say."""
         return SpareSync(self.sync, self.lag, self.rehearse)
 
     def on_failure(self, view: ClusterView) -> Decision:
         """Refill, re-form, swap, or shrink when there are more losses than spares."""
-        whole = corruption.mend(view, nonfinite=self.nonfinite)
+        whole = fallback.mend(view, nonfinite=self.nonfinite)
         if whole:
             return whole
         lost, fresh = fallback.lost(view), tuple(p.name for p in view.fresh)

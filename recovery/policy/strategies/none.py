@@ -13,9 +13,7 @@ class NoRecovery(Strategy):
     replaces: ClassVar[bool] = False
 
     def on_failure(self, view: ClusterView) -> Decision:
-        """Give up."""
         return Decision(actions=(GiveUp(),), reason="no recovery strategy")
 
     def on_warning(self, view: ClusterView) -> Decision:
-        """Do nothing."""
         return Decision(actions=(), reason="no recovery strategy")

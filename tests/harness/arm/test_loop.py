@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.search.simulate import cell_of
-from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind, read_actor
-from trainchaos.harness.arm.job import ClosingFacts, OpeningFacts, Vitals
-from trainchaos.harness.arm.loop import ArmLoop
-from trainchaos.harness.arm.timers import Timers
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind, read_actor
+from trainchaos.harness.arm.observer import ArmObserver, Timers, Vitals
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.launcher import ArmSetup
 from trainchaos.harness.launch.workload import DataInfo
+from trainchaos.recovery.supervise.loop import Loop
 from trainchaos.recovery.supervise.supervision import StopFlag
 
 SECOND = 1_000_000_000
 COMPLETED, DEADLINE = ("completed", ""), ("timed-out", "no step for 1 s")
 
 
-class FakeJob:
+class FakeJob(Loop):
     """Makes a turn each second, and does ``acts`` in it. ``calls``: of its methods, in order."""
 
     generation = 1
+    outcome = reason = ""
 
     def __init__(self, *acts: Callable[[FakeJob], None]) -> None:
-        self.acts = list(acts)
+        self.stop_flag, self.acts = StopFlag(), list(acts)
         self.calls: list[str] = []
-        self.outcome, self.reason = "", ""
         self.committed = self.now_ns = 0
         self.progress_ns: int | None = None
         self.late: tuple[str, str] | None = None
@@ -39,21 +39,13 @@ class FakeJob:
     def ending(self) -> bool:
         return bool(self.outcome)
 
-    @property
-    def over(self) -> bool:
-        return bool(self.outcome)
+    over = ending
 
-    def introduce(self) -> OpeningFacts:
-        return OpeningFacts(
-            process={"pid": 1, "host": "here", "wall_ns": 1},
-            spares=0,
-            facts={"order": {"seed": 0, "samples": 0}},
-        )
-
-    def prepare(self) -> None:
-        self.calls.append("prepare")
+    def introduce(self) -> None:
+        self.record(Kind.ACTOR_STARTED, pid=1, host="here", wall_ns=1)
 
     def start(self) -> None:
+        self.observer.before_start()
         self.calls.append("start")
 
     def turn(self) -> None:
@@ -74,7 +66,7 @@ class FakeJob:
 
     def stop(self, outcome: str, reason: str) -> None:
         if not self.outcome:
-            self.outcome, self.reason = outcome, reason
+            self.outcome, self.reason = outcome, reason  # type: ignore[misc]
 
     fail = stop
 
@@ -84,9 +76,9 @@ class FakeJob:
     def release(self) -> None:
         self.calls.append("release")
 
-    def account(self) -> ClosingFacts:
+    def account(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         left: dict[str, list[object]] = {"processes": [], "ports": [], "shared_memory": []}
-        return ClosingFacts(leftovers=left, finished={"committed_step": self.committed})
+        return left, {"committed_step": self.committed}
 
 
 class FakeFaults:
@@ -130,17 +122,10 @@ class Arm:
         setup = ArmSetup(
             id="control", cell=cell, repeat=0, arm="control", seed=1, run=run, data=data
         )
-        self.stop, self.shown, self.faults = StopFlag(), Shown(), FakeFaults(job)
+        self.shown, self.faults = Shown(), FakeFaults(job)
         self.timers = Timers(lambda: job.now_ns)
-        self.loop = ArmLoop(
-            setup,
-            job,
-            self.faults,
-            self.timers,
-            watcher=self.shown,
-            stop=self.stop,
-            now_ns=lambda: job.now_ns,
-        )
+        job.log = EventWriter(run.events("control"), ORCHESTRATOR, self.timers.now_ns)
+        job.observer = ArmObserver(setup, job, self.faults, self.timers, self.shown)
         self._log = run.events("control") / f"{ORCHESTRATOR}.jsonl"
 
     def finished(self) -> tuple[str, str]:
@@ -159,19 +144,19 @@ def passes(job: FakeJob) -> None:
 def test_an_arm_is_played_from_its_first_event_to_its_last(memory: Path) -> None:
     job = FakeJob(passes, stops(*COMPLETED))
     arm = Arm(memory, job)
-    assert arm.loop.run() == "completed" and arm.finished() == COMPLETED
+    assert job.run() == "completed" and arm.finished() == COMPLETED
     turns = ["turn", "settle"] * 2
-    assert job.calls == ["prepare", "announce", "start", *turns, "end", "heal", "release"]
-    first, last = [Kind.ACTOR_STARTED, Kind.RUN_STARTED], [Kind.LEFTOVERS, Kind.RUN_FINISHED]
-    assert arm.shown.kinds == [*first, *last] and arm.faults.seen == []
+    assert job.calls == ["announce", "start", *turns, "end", "heal", "release"]
+    kinds = [Kind.ACTOR_STARTED, Kind.LEFTOVERS, Kind.RUN_FINISHED]
+    assert arm.shown.kinds == arm.faults.seen == kinds
 
 
 def test_a_signal_ends_the_job_before_any_condition_does(memory: Path) -> None:
     job = FakeJob()
     job.progress_ns, job.late = -9 * SECOND, DEADLINE
     arm = Arm(memory, job)
-    arm.stop.signum = signal.SIGINT
-    assert arm.loop.run() == "interrupted" and arm.finished() == ("interrupted", "SIGINT")
+    job.stop_flag.signum = signal.SIGINT
+    assert job.run() == "interrupted" and arm.finished() == ("interrupted", "SIGINT")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +174,7 @@ def test_a_condition_of_the_scenario_or_the_jobs_own_deadline_ends_it(
     job = FakeJob()
     job.progress_ns, job.late = progress_s * SECOND, late
     arm = Arm(memory, job)
-    arm.loop.run()
+    job.run()
     assert (*arm.finished(), job.calls.count("turn")) == expected
 
 
@@ -199,12 +184,12 @@ def test_failures_that_are_recorded_count_and_faults_see_them(memory: Path) -> N
 
     def fails(_: FakeJob) -> None:
         about = {"failure": 1, "cause": "exit", "process": "w0", "rank": 0, "detail": ""}
-        arm.loop.record(Kind.FAILURE_DETECTED, **about)
+        job.record(Kind.FAILURE_DETECTED, **about)
 
     job.acts = [fails, passes, fails]
-    arm.loop.run()
+    job.run()
     assert arm.finished() == ("halted", "failures > 1: failures is 2")
-    assert job.calls.count("turn") == 3 and arm.faults.seen == [Kind.FAILURE_DETECTED] * 2
+    assert job.calls.count("turn") == 3 and arm.faults.seen.count(Kind.FAILURE_DETECTED) == 2
 
 
 def test_what_is_set_for_later_is_done_in_the_turn_in_which_it_is_due(memory: Path) -> None:
@@ -212,7 +197,7 @@ def test_what_is_set_for_later_is_done_in_the_turn_in_which_it_is_due(memory: Pa
     arm = Arm(memory, job)
     arm.timers.later(2.5, lambda: done.append(job.now_ns // SECOND))
     arm.timers.later(60, lambda: done.append(-1))
-    arm.loop.run()
+    job.run()
     assert done == [3]
 
 
@@ -230,7 +215,7 @@ def test_an_error_leaves_nothing_behind_and_is_raised_again(
     job = FakeJob(raises)
     arm = Arm(memory, job)
     with pytest.raises(type(error)):
-        arm.loop.run()
+        job.run()
     assert job.calls[-3:] == ["end", "heal", "release"]
     assert arm.finished() == (outcome, f"{type(error).__name__}: {error}")
 
@@ -243,5 +228,6 @@ def test_the_machine_is_let_go_of_when_processes_cannot_be_ended(memory: Path) -
 
     job.end_processes = refuses  # type: ignore[method-assign]
     with pytest.raises(OSError, match="no space left"):
-        Arm(memory, job).loop.run()
+        Arm(memory, job)
+        job.run()
     assert job.calls[-1] == "release"

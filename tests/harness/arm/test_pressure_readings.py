@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.support.costs import calls
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.harness.arm.pressure import MOST_NODES, follow, follow_built_in
+from trainchaos.harness.arm.pressure import MOST_NODES, follow, follow_built_in, of_this_machine
 from trainchaos.recovery.process.pressure import (
     EVERY_S,
     MOST_RANKS,
@@ -98,14 +99,16 @@ class Scene:
 class Here:
     """A cluster of this machine."""
 
-    def __init__(self, pids: Mapping[str, int]) -> None:
-        self.pids = pids
+    simulated = False
+
+    def pid(self, name: str) -> int:
+        return 1
 
 
 def test_nothing_is_read_in_a_recovery(tmp_path: Path) -> None:
     scene, root = Scene(), proc(tmp_path, p7_schedstat="1 2 3\n", p8_schedstat="1 2 3\n")
     there: dict[str, int] = {}
-    follow(scene, lambda: there, PressureReader(root=root))
+    follow(scene.record, scene.later, of_this_machine(lambda: there, PressureReader(root=root)))
     scene.turn()
     assert scene.events == []
     there = {"w0": 7, "w1": 8}
@@ -120,10 +123,10 @@ def test_nothing_is_read_in_a_recovery(tmp_path: Path) -> None:
 
 def test_only_ranks_that_train_on_this_machine_are_read() -> None:
     elsewhere = Scene()
-    follow_built_in(elsewhere, object())
+    follow_built_in(elsewhere, SimpleNamespace(simulated=True))
     assert elsewhere.waiting == [], "a simulator's"
     scene = Scene()
-    follow_built_in(scene, Here({"w0": 1, "w1": 1, "s0": 1}))
+    follow_built_in(scene, Here())
     for stage in Stage:
         scene.stage = stage
         scene.turn()
@@ -136,6 +139,8 @@ def test_only_ranks_that_train_on_this_machine_are_read() -> None:
 
 class Nodes:
     """A cluster of nodes that read for themselves."""
+
+    simulated = False
 
     def __init__(self) -> None:
         self.now = 100

@@ -6,22 +6,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from trainchaos.chaos.errors import InfrastructureError
-from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.scenario.topology import Topology
-from trainchaos.harness.arm.roster import PATIENCE_S, Roster
+from trainchaos.harness.arm.roster import PATIENCE_S, ArmRoster
 from trainchaos.harness.launch.devices import DeviceBoard
-from trainchaos.harness.launch.launcher import Exited, Leftovers
+from trainchaos.harness.launch.launcher import Leftovers
 from trainchaos.harness.launch.places.seats import UNTAINTED
+from trainchaos.harness.undo.ledger import Ledger
 from trainchaos.recovery.checkpoint.memory.keeper import TOPIC, KeeperConfig
 from trainchaos.recovery.checkpoint.memory.keepers import Keepers, KeeperStarted
 from trainchaos.recovery.health.reputation import Reputation
-from trainchaos.recovery.process.local import MessageReceived, Report
+from trainchaos.recovery.process.host import Exited, MessageReceived, Report
+from trainchaos.recovery.supervise.supervisor import StartedProcess
 from trainchaos.recovery.transport.wire import Extra, Message
 
 SECOND = 1_000_000_000
@@ -37,6 +39,11 @@ class FakeNodes:
         self.refuses: set[int] = set()
         self.asked = self.answers_after = 0
         self.started: list[tuple[str, int, str]] = []
+
+        self._clock = itertools.count()
+
+    def now_ns(self) -> int:
+        return next(self._clock) * SECOND
 
     def usable(self) -> Collection[int]:
         return self.there
@@ -61,50 +68,41 @@ def nodes() -> FakeNodes:
 
 
 @pytest.fixture
-def record() -> list[tuple[Kind, dict[str, Any]]]:
-    return []
+def asked_ns() -> dict[str, int]:
+    return {}
 
 
 @pytest.fixture
-def roster(nodes: FakeNodes, record: list[tuple[Kind, dict[str, Any]]]) -> Roster:
+def roster(nodes: FakeNodes, asked_ns: dict[str, int]) -> ArmRoster:
     scenario = SimpleNamespace(topology=Topology(ranks=2, nodes=2))
-    setup = SimpleNamespace(id="arm", cell=SimpleNamespace(scenario=scenario))
-    clock = itertools.count()
-    scene: Any = SimpleNamespace(
-        setup=setup,
-        ledger=None,
-        now_ns=lambda: next(clock) * SECOND,
-        record=lambda kind, **data: record.append((kind, data)),
-    )
+    setup: Any = SimpleNamespace(id="arm", cell=SimpleNamespace(scenario=scenario))
     cluster: Any = nodes
-    return Roster(scene, cluster, spares=0)
+    return ArmRoster(setup, cluster, Ledger(Path("unused")), asked_ns, spares=0)
 
 
 def test_a_process_whose_node_is_lost_as_it_starts_begins_on_another(
-    roster: Roster, nodes: FakeNodes, record: list[tuple[Kind, dict[str, Any]]]
+    roster: ArmRoster, nodes: FakeNodes
 ) -> None:
     nodes.refuses = {0}
-    assert roster.spawn("worker", "warm") == "w1", "a w0 may begin late"
+    started = StartedProcess(name="w1", pid=101, node=1, device="cpu:0@n1")
+    assert roster.start("worker", "warm") == started, "a w0 may begin late"
     assert nodes.started == [("w1", 1, "cpu:0@n1")]
     assert roster.node_of("w1") == 1 and roster.on_node(1) == ["w1"] and roster.on_node(0) == []
-    assert roster.spawn("worker", "warm") == "w2"
+    assert roster.start("worker", "warm").name == "w2"
     assert nodes.started[-1] == ("w2", 1, "cpu:0@n1"), "the place of the second rank"
-    kind, data = record[0]
-    assert kind is Kind.PROCESS_SPAWNED
-    assert (data["node"], data["device"], data["pid"]) == (1, "cpu:0@n1", 101)
 
 
 def test_a_place_that_is_about_to_fail_is_used_only_where_there_is_no_other(
-    roster: Roster, nodes: FakeNodes
+    roster: ArmRoster, nodes: FakeNodes
 ) -> None:
-    roster.spawn("worker", "warm")
-    roster.spawn("worker", "warm")
+    roster.start("worker", "warm")
+    roster.start("worker", "warm")
     roster.reputation.announce((0, None))
-    roster.note_exit(Exited(process="w0", exit_code=None, signal=9, time_ns=0))
-    roster.spawn("worker", "warm")
+    roster.exited(Exited(process="w0", exit_code=None, signal=9, time_ns=0))
+    roster.start("worker", "warm")
     assert nodes.started[-1] == ("w2", 1, "cpu:0@n1"), "though node 0 lacks a process"
     nodes.there = (0,)
-    roster.spawn("worker", "warm")
+    roster.start("worker", "warm")
     assert nodes.started[-1][1] == 0
 
 
@@ -147,58 +145,60 @@ def test_a_device_that_is_doubted_comes_last_as_long_as_it_is(reputation: Reputa
     assert board.assign("c", ["a", "b"]) == "cpu:0"
 
 
-def test_where_processes_are_is_told_until_their_exit_is_known(roster: Roster) -> None:
-    roster.spawn("worker", "warm")
-    roster.spawn("worker", "warm")
+def test_where_processes_are_is_told_until_their_exit_is_known(roster: ArmRoster) -> None:
+    roster.start("worker", "warm")
+    roster.start("worker", "warm")
     assert roster.spots_in_use() == {(0, "cpu:0@n0"), (1, "cpu:0@n1")}
-    roster.note_exit(Exited(process="w1", exit_code=0, signal=None, time_ns=0))
+    roster.exited(Exited(process="w1", exit_code=0, signal=None, time_ns=0))
     assert roster.spots_in_use() == {(0, "cpu:0@n0")}
     assert roster.spot_of("w1") == (1, "cpu:0@n1"), "its failure may be declared later"
     assert roster.spot_of("nobody") is None
 
 
 def test_a_node_of_which_each_device_gave_wrong_values_comes_last(
-    roster: Roster, nodes: FakeNodes
+    roster: ArmRoster, nodes: FakeNodes
 ) -> None:
-    roster.spawn("worker", "warm")
-    roster.spawn("worker", "warm")
+    roster.start("worker", "warm")
+    roster.start("worker", "warm")
     roster.distrust("w0")
-    roster.note_exit(Exited(process="w0", exit_code=0, signal=None, time_ns=0))
-    roster.spawn("worker", "warm")
+    roster.exited(Exited(process="w0", exit_code=0, signal=None, time_ns=0))
+    roster.start("worker", "warm")
     assert nodes.started[-1] == ("w2", 1, "cpu:0@n1"), "though node 0 lacks a process"
 
 
-def test_when_no_node_takes_it_the_last_reason_is_said(roster: Roster, nodes: FakeNodes) -> None:
+def test_when_no_node_takes_it_the_last_reason_is_said(roster: ArmRoster, nodes: FakeNodes) -> None:
     nodes.refuses = {0, 1}
     with pytest.raises(InfrastructureError, match=r"can start on: node [01]: the power failed"):
-        roster.spawn("worker", "warm")
+        roster.start("worker", "warm")
     nodes.there = ()
     with pytest.raises(InfrastructureError, match="no node has a device"):
-        roster.spawn("worker", "warm")
+        roster.start("worker", "warm")
 
 
 def test_nodes_that_do_not_answer_are_asked_again_for_a_while(
-    roster: Roster, nodes: FakeNodes
+    roster: ArmRoster, nodes: FakeNodes
 ) -> None:
     nodes.answers_after = 5
-    name = roster.spawn("worker", "warm")
+    name = roster.start("worker", "warm").name
     assert nodes.started == [(name, 1, "cpu:0@n1")] and nodes.asked == 6
     nodes.asked, nodes.answers_after = 0, 1000
     with pytest.raises(InfrastructureError, match="the power failed"):
-        roster.spawn("worker", "warm")
+        roster.start("worker", "warm")
     assert nodes.asked == 2 * PATIENCE_S, (
         "each of two nodes once a second for as long as they are given"
     )
 
 
-def test_a_node_whose_device_is_refused_takes_nobody(roster: Roster, nodes: FakeNodes) -> None:
-    assert [roster.spawn("worker", "warm") for _ in range(2)] == ["w0", "w1"]
+def test_a_node_whose_device_is_refused_takes_nobody(
+    roster: ArmRoster, nodes: FakeNodes, asked_ns: dict[str, int]
+) -> None:
+    assert [roster.start("worker", "warm").name for _ in range(2)] == ["w0", "w1"]
     roster.refuse_device("w0")
-    roster.note_exit(Exited(process="w0", exit_code=None, signal=9, time_ns=1))
-    roster.spawn("spare", "warm")
+    roster.exited(Exited(process="w0", exit_code=None, signal=9, time_ns=1))
+    roster.start("spare", "warm")
     assert nodes.started[-1] == ("s2", 1, "cpu:0@n1")
     assert roster.there() == ["w1", "s2"] and roster.gone("w0")
-    roster.asked_ns["w1"] = 5
+    asked_ns["w1"] = 5
     assert roster.living() == ["s2"]
     roster.ended(Leftovers(processes=[], ports=[], shared_memory=[]))
 

@@ -93,6 +93,11 @@ class FakeScene:
     def os_state(self, process: str) -> str:
         return self.states.get(process, "S")
 
+    @property
+    def surface(self) -> Any:
+        """What faults touch is kept beside the rest."""
+        return self
+
     def process_of(self, rank: int) -> str | None:
         return self.members[rank] if rank < len(self.members) else None
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.harness.inject.test_injector import SECOND, Rig
-from trainchaos.harness.inject.occurrence import NOT_THERE
+from trainchaos.harness.inject.occurrences import NOT_THERE
 
 
 @pytest.mark.parametrize(("at", "step"), [({"step": 15}, 15), ({"time": 3.0}, None)])

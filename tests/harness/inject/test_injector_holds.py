@@ -24,7 +24,7 @@ from trainchaos.chaos.schedule.targeting import Scope
 from trainchaos.chaos.schedule.trigger import PATIENCE_S, Trigger
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.inject.injector import Injector
-from trainchaos.harness.inject.occurrence import LET_GO, NOT_HELD, NOT_THERE
+from trainchaos.harness.inject.occurrences import LET_GO, NOT_HELD, NOT_THERE
 from trainchaos.harness.launch.launcher import ArmSetup
 from trainchaos.harness.launch.rank_setup import rank_config
 from trainchaos.harness.launch.recipe import recipe

@@ -14,7 +14,7 @@ from tests.support.search.simulate import KILL, cell_of
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.scenario.model import Scenario
 from trainchaos.chaos.scenario.workload import EvaluateSpec, WorkloadSpec
-from trainchaos.harness.run.timeouts import refuse_clashing, timing_of
+from trainchaos.harness.run.orchestrator import refuse_clashing, timing_of
 
 
 def scenario(**timeouts: Any) -> Scenario:

@@ -24,12 +24,12 @@ from trainchaos.chaos.cli import invoke
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.inject.sites import OccurrenceTarget
 from trainchaos.harness.inject.sites.process import ProcessHandle, ProcessSite
-from trainchaos.harness.launch.launcher import Exited
 from trainchaos.harness.run import heal
 from trainchaos.harness.sim.cluster import SimCluster
 from trainchaos.harness.undo import live
 from trainchaos.harness.undo.ledger import Ledger, read_open
 from trainchaos.harness.undo.records import RemoveTree
+from trainchaos.recovery.process.host import Exited
 
 KILLS = 100
 BATCHES = 25

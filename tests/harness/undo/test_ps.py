@@ -11,8 +11,7 @@ from trainchaos.chaos.events.kinds import REQUIRED
 from trainchaos.chaos.events.log import ORCHESTRATOR, EventWriter, Kind
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.run import ps
-from trainchaos.harness.run.ps import MOST_LOGS, LiveProcess, LiveRun
-from trainchaos.harness.run.ps_text import MOST_ROWS, as_text, summaries
+from trainchaos.harness.run.ps import MOST_LOGS, MOST_ROWS, LiveProcess, LiveRun, as_text, summaries
 
 NODES, EACH = 2048, 8
 STOPPED, SHORT = 1999, 1024

@@ -16,7 +16,6 @@ from tests.support.clusters.cluster import Cluster
 from tests.support.running import EPOCHS, RECOVERABLE, ROOT, kill
 from trainchaos.chaos.events.log import ORCHESTRATOR, Kind
 from trainchaos.recovery.cli.avoided_places import AvoidedPlaces
-from trainchaos.recovery.cli.process_host import ProcessPlacement
 from trainchaos.recovery.health.taints import Taint, TaintList, TooFewPlaces, made, of_place
 
 NOW = datetime.now(UTC)
@@ -26,10 +25,6 @@ GPUS = tuple(f"cuda:{index}" for index in range(4))
 
 def taint(place: str) -> Taint:
     return made({**of_place(place), "reason": "XID 79", "since": NOW, "by": "alarm"})
-
-
-def spot(node: int, device: str) -> ProcessPlacement:
-    return ProcessPlacement(node=node, device=device, address="", events=Path(), logs=None)
 
 
 @pytest.fixture
@@ -68,7 +63,7 @@ def test_nothing_is_left_of_a_machine_that_is_tainted() -> None:
 def test_spots_on_nodes_that_are_left() -> None:
     avoided = AvoidedPlaces([taint("a"), taint("b/cuda:1")])
     avoided.hosts_are({0: "a.example.com", 1: "b"})
-    spots = [spot(0, "cuda:0"), spot(0, "cuda:1"), spot(1, "cuda:0"), spot(1, "cuda:1")]
+    spots = [(0, "cuda:0"), (0, "cuda:1"), (1, "cuda:0"), (1, "cuda:1")]
     assert avoided.left(spots) == [spots[2]]
     assert avoided.left(spots[:2]) == spots[:2], "there is no other"
     avoided.refuse_shortage(spots, 1)

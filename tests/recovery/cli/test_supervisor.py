@@ -13,18 +13,17 @@ from typing import Any
 import pytest
 
 from tests.recovery.supervise.test_controller import BLANK
-from trainchaos.chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind, read_actor, read_log
-from trainchaos.recovery.cli.job_spec import JobSpec
+from trainchaos.chaos.events.log import ORCHESTRATOR, EventWriter, Kind, read_actor, read_log
+from trainchaos.recovery.cli.console import JobListener
 from trainchaos.recovery.cli.options import parser
-from trainchaos.recovery.cli.process_host import ProcessPlacement
-from trainchaos.recovery.cli.supervisor import LOG_RESERVE, Supervisor
+from trainchaos.recovery.cli.script_job import LOG_RESERVE, JobSpec, ScriptJob
 from trainchaos.recovery.cli.takeover_log import read_takeover_log
-from trainchaos.recovery.detection.paced_look import PacedLook
+from trainchaos.recovery.detection.silence import PacedLook
 from trainchaos.recovery.health.signs import HealthAlarm, HealthReport
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.policy.jobconfig import LOOPBACK, Exchange
 from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
-from trainchaos.recovery.process.local import Exited, MessageReceived, Report
+from trainchaos.recovery.process.host import Exited, MessageReceived, Report
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.run import _spec
 from trainchaos.recovery.supervise.supervision import StopFlag, Timing
@@ -50,9 +49,9 @@ class FakeHost:
     """
 
     store_host = LOOPBACK
+    configure: Any = None
 
-    def __init__(self, events: Path, stop: StopFlag, lives: Callable[[FakeHost], bool]) -> None:
-        self._spot = ProcessPlacement(node=0, device="cpu", address="", events=events, logs=None)
+    def __init__(self, stop: StopFlag, lives: Callable[[FakeHost], bool]) -> None:
         self._stop, self._lives = stop, lives
         self._news: list[Report] = []
         self._names: list[str] = []
@@ -66,13 +65,30 @@ class FakeHost:
         self._names += processes
         self._news.append(MessageReceived(process="w1", message=READY))
 
-    def spots(self) -> Sequence[ProcessPlacement]:
-        return [self._spot]
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
 
-    def start(self, name: str, spot: ProcessPlacement, config: object, mode: str) -> int:
+    def usable(self) -> Sequence[int]:
+        return [0]
+
+    def places_on(self, node: int) -> Sequence[str]:
+        return ["cpu"]
+
+    def spawn(self, name: str, role: str, mode: str, device: str, node: int = 0) -> int:
         self._names.append(name)
         self._news.append(MessageReceived(process=name, message=READY))
         return 1_000_000 + len(self._names)
+
+    def news(self) -> Sequence[Any]:
+        return ()
+
+    hardware = news
+
+    def pid(self, name: str) -> None:
+        return None
+
+    def stacks(self, name: str) -> None:
+        return None
 
     def may_return(self) -> bool:
         return False
@@ -115,16 +131,6 @@ class FakeHost:
 
     def close(self) -> dict[int, str]:
         return {}
-
-
-class Silent:
-    """Nobody listens."""
-
-    def on_event(self, event: Event) -> None: ...
-
-    def on_recovered(self, seconds: float, step: int) -> None: ...
-
-    def on_failed_save(self, checkpoint: str, error: str) -> None: ...
 
 
 def spec_of(events: Path, **more: Any) -> JobSpec:
@@ -178,13 +184,19 @@ def supervised(
 ) -> FakeHost:
     """A job whose supervisor is ended once ``lives`` says so; its host."""
     stop = StopFlag()
-    host = FakeHost(spec.events, stop, lives)
+    host = FakeHost(stop, lives)
     takeover = read_takeover_log(spec.events) if takes_over else None
     assert not isinstance(takeover, str)
-    supervisor = Supervisor(
-        spec, DropReplica(), Timing(), host=host, listener=Silent(), stop=stop, takeover=takeover
+    job = ScriptJob(
+        spec,
+        DropReplica(),
+        Timing(),
+        host=host,
+        listener=JobListener(),
+        stop=stop,
+        takeover=takeover,
     )
-    assert supervisor.run() == "interrupted"
+    assert job.run() == "interrupted"
     return host
 
 
@@ -209,12 +221,10 @@ def test_the_first_generation_holds_what_the_user_asked_for(
     assert {name: join.state.restore for name, join in host.joins.items()} == dict.fromkeys(
         ("w0", "w1"), not fresh
     )
-    adopted = [
-        e
-        for e in read_actor(tmp_path / "orchestrator.jsonl").events
-        if e.kind is Kind.COORDINATOR_ADOPTED
-    ]
-    assert len(adopted) == takes_over
+    events = read_actor(tmp_path / "orchestrator.jsonl").events
+    assert len([e for e in events if e.kind is Kind.COORDINATOR_ADOPTED]) == takes_over
+    exits = [e.data for e in events if e.kind is Kind.PROCESS_EXITED]
+    assert len(exits) == 2 and all(e["expected"] and e["asked_ns"] for e in exits)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,70 +11,72 @@ from typing import Any
 import pytest
 
 from trainchaos.chaos.events.log import ORCHESTRATOR, EventWriter, Kind
-from trainchaos.recovery.cli.process_host import ProcessPlacement
-from trainchaos.recovery.cli.processes import JobProcesses
+from trainchaos.recovery.cli.avoided_places import AvoidedPlaces
+from trainchaos.recovery.cli.roster import ScriptRoster
 from trainchaos.recovery.cli.takeover_log import TakeoverLog, read_takeover_log
+from trainchaos.recovery.health.taints import made, of_place
 from trainchaos.recovery.nodes.link.clock import boot_id
+from trainchaos.recovery.process.host import Exited
 
 BAD, GOOD = (0, "cuda:1"), (0, "cuda:0")
+NOW = datetime.now(UTC)
 
 
-def processes_on(
-    spots: list[ProcessPlacement], log: TakeoverLog | None = None, *, now_s: float = 0.0
-) -> JobProcesses:
-    """The processes of a job that has these places."""
+def roster_of(
+    devices: int,
+    log: TakeoverLog | None = None,
+    *,
+    now_s: float = 0.0,
+    tainted: AvoidedPlaces = AvoidedPlaces(()),
+) -> ScriptRoster:
+    """The roster of a job on one node with so many GPUs."""
     host: Any = SimpleNamespace(
-        spots=lambda: spots, start=lambda name, spot, config, mode: 7, may_return=lambda: False
+        now_ns=lambda: int(now_s * 1e9),
+        usable=lambda: [0],
+        places_on=lambda node: [f"cuda:{index}" for index in range(devices)],
+        spawn=lambda name, role, mode, device, node: 7,
+        may_return=lambda: False,
     )
     room: Any = SimpleNamespace(begins=lambda name: None)
-    return JobProcesses(host, room, log, lambda: now_s, lambda *_, **__: None)
+    return ScriptRoster(host, room, log, tainted, lambda *_, **__: None, lambda: False)
 
 
-def test_a_process_starts_on_a_suspect_spot_only_where_there_is_no_other(tmp_path: Path) -> None:
-    spots = [
-        ProcessPlacement(node=0, device=device, address="", events=tmp_path, logs=None)
-        for device in ("cuda:0", "cuda:1")
-    ]
-    processes = processes_on(spots)
-    processes.reputation.doubt(GOOD)
+def started(roster: ScriptRoster, count: int = 1) -> list[str]:
+    return [roster.start("worker", "warm").device for _ in range(count)]
 
-    def start() -> str:
-        config: Any = None
-        started = processes.start(
-            "worker", "warm", lambda name, spot: config, stopped=lambda: False
-        )
-        return started.spot.device
 
-    assert [start(), start()] == ["cuda:1", "cuda:0"], "the job does not wait for a check"
-    processes.exited("w0")
-    processes.forget("w0")
-    processes.reputation.doubt(BAD)
-    assert processes.spots_in_use() == {GOOD}
+def ends(roster: ScriptRoster, name: str) -> None:
+    roster.exited(Exited(process=name, exit_code=1, signal=None, time_ns=0))
+    roster.forget(name)
+
+
+def test_a_process_starts_on_a_suspect_spot_only_where_there_is_no_other() -> None:
+    roster = roster_of(2)
+    roster.reputation.doubt(GOOD)
+    assert started(roster, 2) == ["cuda:1", "cuda:0"], "the job does not wait for a check"
+    ends(roster, "w0")
+    roster.reputation.doubt(BAD)
+    assert roster.spots_in_use() == {GOOD}
     for spot in (GOOD, BAD):
-        processes.reputation.trust(spot, fit=True)
-    assert start() == "cuda:1"
+        roster.reputation.trust(spot, fit=True)
+    assert started(roster) == ["cuda:1"]
 
 
-def test_a_process_does_not_start_where_another_gave_wrong_values(tmp_path: Path) -> None:
-    spots = [
-        ProcessPlacement(node=0, device=f"cuda:{index}", address="", events=tmp_path, logs=None)
-        for index in range(3)
-    ]
-    processes = processes_on(spots)
+def test_a_process_does_not_start_at_a_tainted_device_while_there_are_others() -> None:
+    taint = made({**of_place("a/cuda:0"), "reason": "XID 79", "since": NOW, "by": "alarm"})
+    tainted = AvoidedPlaces([taint])
+    tainted.hosts_are({0: "a"})
+    assert started(roster_of(2, tainted=tainted), 2) == ["cuda:1"] * 2
 
-    def start() -> str:
-        config: Any = None
-        return processes.start(
-            "worker", "warm", lambda name, spot: config, stopped=lambda: False
-        ).spot.device
 
-    assert [start(), start()] == ["cuda:0", "cuda:1"]
-    processes.distrust("w0")
-    processes.distrust("nobody")
-    processes.exited("w0")
-    processes.forget("w0")
-    assert start() == "cuda:2", "it is known after the process is forgotten"
-    assert start() == "cuda:0", "there is no other that is free"
+def test_a_process_does_not_start_where_another_gave_wrong_values() -> None:
+    roster = roster_of(3)
+    assert started(roster, 2) == ["cuda:0", "cuda:1"]
+    roster.distrust("w0")
+    roster.distrust("nobody")
+    ends(roster, "w0")
+    assert started(roster) == ["cuda:2"], "it is known after the process is forgotten"
+    assert started(roster) == ["cuda:0"], "there is no other that is free"
 
 
 @pytest.mark.parametrize(
@@ -96,13 +99,6 @@ def test_whoever_takes_over_knows_where_processes_failed(
     began = {"members": ["w9"], "state": "peer", "source": None, "cause": "failure"}
     writer.write(Kind.GENERATION_STARTED, **began)
     writer.close()
-    spots = [
-        ProcessPlacement(node=0, device=device, address="", events=tmp_path, logs=None)
-        for device in ("cuda:0", "cuda:1")
-    ]
     log = read_takeover_log(tmp_path)
     assert isinstance(log, TakeoverLog)
-    processes = processes_on(spots, log, now_s=25.0)
-    config: Any = None
-    started = processes.start("worker", "warm", lambda *_: config, stopped=lambda: False)
-    assert started.spot.device == ("cuda:1" if avoided else "cuda:0")
+    assert started(roster_of(2, log, now_s=25.0)) == ["cuda:1" if avoided else "cuda:0"]

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 
 from tests.support.fakes.marks import mark
-from trainchaos.recovery.detection.hangs import Hang, HangDetector
-from trainchaos.recovery.detection.leaving import LeaveWatch
+from trainchaos.recovery.detection.hangs import Hang, HangDetector, LeaveWatch
 from trainchaos.recovery.detection.pace import HangLimits
 from trainchaos.recovery.process.starvation import (
     LOOK_S,

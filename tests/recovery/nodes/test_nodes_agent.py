@@ -44,7 +44,7 @@ from trainchaos.recovery.nodes.link.protocol import (
     Welcome,
 )
 from trainchaos.recovery.process import processes
-from trainchaos.recovery.process.local import Dying, Exited, MessageReceived
+from trainchaos.recovery.process.host import Dying, Exited, MessageReceived
 from trainchaos.recovery.transport.wire import Extra, Notice, Ready, Stop
 
 pytestmark = pytest.mark.real

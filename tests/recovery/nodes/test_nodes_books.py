@@ -21,8 +21,8 @@ from trainchaos.recovery.nodes.coordinator import remote_processes
 from trainchaos.recovery.nodes.link import protocol
 from trainchaos.recovery.nodes.link.link import Post
 from trainchaos.recovery.nodes.link.protocol import Ended, Heard, Lines, Start, Started
-from trainchaos.recovery.process.local import Exited, MessageReceived
-from trainchaos.recovery.process.node import script_recipe
+from trainchaos.recovery.process.host import Exited, MessageReceived
+from trainchaos.recovery.process.local import script_recipe
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import NEVER
 from trainchaos.recovery.transport.stream import encoded
@@ -136,7 +136,7 @@ class Pretended:
 
 @pytest.fixture
 def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentProcesses:
-    monkeypatch.setattr(module, "Node", Pretended)
+    monkeypatch.setattr(module, "LocalHost", Pretended)
     monkeypatch.setattr(module, "KEPT_ENDED", 20)
     return AgentProcesses(None, script_recipe(), Post(limit=10_000), tmp_path)  # type: ignore[arg-type]
 

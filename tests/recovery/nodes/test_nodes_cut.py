@@ -24,7 +24,7 @@ from trainchaos.chaos.events.following import EventLogTail
 from trainchaos.chaos.events.log import ORCHESTRATOR, Kind
 from trainchaos.recovery.nodes.coordinator.node_state import NodeLost
 from trainchaos.recovery.process import processes
-from trainchaos.recovery.process.local import Dying, Exited, MessageReceived
+from trainchaos.recovery.process.host import Dying, Exited, MessageReceived
 
 pytestmark = pytest.mark.real
 PORT = 29555

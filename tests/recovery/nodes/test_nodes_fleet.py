@@ -47,7 +47,7 @@ from trainchaos.recovery.nodes.link.protocol import (
     Warned,
     Welcome,
 )
-from trainchaos.recovery.process.local import Dying, Exited, MessageReceived
+from trainchaos.recovery.process.host import Dying, Exited, MessageReceived
 from trainchaos.recovery.process.pressure import PressureReading
 from trainchaos.recovery.transport.wire import Abort, Message, Parked, Ready, Stop
 

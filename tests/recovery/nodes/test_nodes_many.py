@@ -4,10 +4,9 @@ to do, not with the nodes.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,12 @@ from tests.recovery.nodes.test_nodes_fleet import TOKEN, Clock, Puppet
 from tests.support.running import LIMIT_S
 from trainchaos.chaos.errors import NoPlaceLeft
 from trainchaos.chaos.events.log import ORCHESTRATOR, EventWriter, Kind
-from trainchaos.recovery.cli import processes
-from trainchaos.recovery.cli.nodes_host import RETURN_LIMIT_S, _Arrivals
-from trainchaos.recovery.cli.process_host import LeastTaken, ProcessPlacement, least_taken
-from trainchaos.recovery.cli.processes import FEW_ASKED, JobProcesses
+from trainchaos.recovery.cli import roster
+from trainchaos.recovery.cli.avoided_places import AvoidedPlaces
+from trainchaos.recovery.cli.hosts import RETURN_LIMIT_S, _Arrivals
+from trainchaos.recovery.cli.roster import FEW_ASKED, LeastTaken, ScriptRoster
 from trainchaos.recovery.cli.takeover_log import UNWRITTEN, TakeoverLog, read_takeover_log
-from trainchaos.recovery.detection.paced_look import REST, PacedLook
-from trainchaos.recovery.detection.silence import MAX_LOOK_S, PollTime, max_look_s
+from trainchaos.recovery.detection.silence import MAX_LOOK_S, REST, PacedLook, PollTime, max_look_s
 from trainchaos.recovery.nodes.coordinator.connections import Connections
 from trainchaos.recovery.nodes.coordinator.fleet import SERVED_NS, Fleet
 from trainchaos.recovery.nodes.link.beat_rate import FIRST_EVERY_NS, FIRST_PINGS, next_ping_ns
@@ -84,26 +82,18 @@ def test_pings_are_spread_over_the_second_and_stay_so_when_all_come_late() -> No
     assert next_ping_ns(7, 1, now_ns) == now_ns + FIRST_EVERY_NS
 
 
-def spots(nodes: int, each: int, device: str = "cpu") -> list[ProcessPlacement]:
-    return [
-        ProcessPlacement(node=node, device=device, address="", events=Path(), logs=None)
-        for node in range(nodes)
-        for _ in range(each)
-    ]
-
-
 def test_spots_are_taken_in_the_order_that_each_start_alone_would_find() -> None:
     def avoids(spot: tuple[int, str]) -> bool:
         return spot[0] == 2
 
     for device in ("cpu", "cuda:0"):
-        there, taken = spots(5, 3, device), [(1, device)]
+        there, taken = [(node, device) for node in range(5) for _ in range(3)], [(1, device)]
         order = LeastTaken(there, taken, avoids)
         for _ in range(40):
             best = order.best()
-            assert best == least_taken(there, taken, avoids)[0]
+            assert best == LeastTaken(there, taken, avoids).best()
             order.took(best)
-            taken.append((best.node, best.device))
+            taken.append(best)
 
 
 class Room:
@@ -117,17 +107,25 @@ class Agents:
     """A host that starts processes by agents; those of the nodes in ``dead`` take none."""
 
     def __init__(self, nodes: int, each: int, dead: frozenset[int] = frozenset()) -> None:
-        self._spots, self._dead = spots(nodes, each), dead
-        self.looks = self.open = self.most_open = self.reserved = 0
+        self._nodes, self._each, self._dead = range(nodes), each, dead
+        self.looks = self.open = self.most_open = self.reserved = self._now_ns = 0
+        self.look_ns = 1_000_000
         self.names: list[str] = []
 
-    def spots(self) -> list[ProcessPlacement]:
-        self.looks += 1
-        return self._spots
+    def now_ns(self) -> int:
+        self._now_ns += self.look_ns
+        return self._now_ns
 
-    def ask_for(self, name: str, spot: ProcessPlacement, config: Any, mode: str) -> None:
-        if spot.node in self._dead and spot.node % 2:
-            raise ConnectionError(f"node {spot.node}: it was not asked")
+    def usable(self) -> range:
+        self.looks += 1
+        return self._nodes
+
+    def places_on(self, node: int) -> list[str]:
+        return ["cpu"] * self._each
+
+    def ask(self, name: str, role: str, mode: str, device: str, node: int) -> None:
+        if node in self._dead and node % 2:
+            raise ConnectionError(f"node {node}: it was not asked")
         self.names.append(name)
         assert len(self.names) < 1000, "the same nodes are asked again and again"
         self.open += 1
@@ -135,14 +133,11 @@ class Agents:
         if int(name[1:]) >= self.reserved:
             assert self.open <= FEW_ASKED < UNWRITTEN, "a supervisor that takes over skips so many"
 
-    def started(self, name: str, spot: ProcessPlacement) -> int:
+    def started(self, name: str, node: int) -> int:
         self.open -= 1
-        if spot.node in self._dead:
-            raise ConnectionError(f"node {spot.node}: it did not answer")
+        if node in self._dead:
+            raise ConnectionError(f"node {node}: it did not answer")
         return 1 + self.names.index(name)
-
-    def start(self, name: str, spot: ProcessPlacement, config: Any, mode: str) -> int:
-        raise AssertionError("it can start several at a time")
 
     def may_return(self) -> bool:
         return False
@@ -152,19 +147,16 @@ class Agents:
         self.reserved = below
 
 
-def jobs_of(host: Agents, now_s: Callable[[], float] = lambda: 1.0) -> JobProcesses:
-    return JobProcesses(host, Room(), None, now_s, host.write)  # type: ignore[arg-type]
+def roster_of(host: Agents) -> ScriptRoster:
+    nobody = AvoidedPlaces(())
+    return ScriptRoster(host, Room(), None, nobody, host.write, lambda: False)  # type: ignore[arg-type]
 
 
 def started(host: Agents, count: int) -> list[tuple[str, int]]:
-    clock = itertools.count()
-    jobs = jobs_of(host, lambda: next(clock) * 1e-3)
+    jobs = roster_of(host)
     jobs.expect("worker", "warm", count)
-    made = [
-        jobs.start("worker", "warm", lambda *_: None, stopped=lambda: False)  # type: ignore[arg-type, return-value]
-        for _ in range(count)
-    ]
-    return [(one.name, one.spot.node) for one in made]
+    made = [jobs.start("worker", "warm") for _ in range(count)]
+    return [(one.name, one.node) for one in made]
 
 
 def test_many_processes_are_asked_for_ahead_and_placed_by_one_order() -> None:
@@ -179,7 +171,7 @@ def test_many_processes_are_asked_for_ahead_and_placed_by_one_order() -> None:
 def test_not_more_are_asked_for_at_a_time_than_a_coordinator_can_bear(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(processes, "MOST_ASKED", 100)
+    monkeypatch.setattr(roster, "MOST_ASKED", 100)
     host = Agents(64, 8)
     assert len(started(host, 512)) == 512
     assert host.most_open == 100
@@ -254,17 +246,18 @@ def test_nodes_that_do_not_answer_get_no_process_and_use_up_names() -> None:
 
 def test_a_node_that_failed_is_not_tried_again_when_places_are_ordered_anew() -> None:
     host = Agents(3, 2, dead=frozenset({0}))
-    jobs = jobs_of(host)
-    made = jobs.start("worker", "warm", lambda *_: None, stopped=lambda: False)  # type: ignore[arg-type, return-value]
-    assert (made.spot.node, made.name) == (1, "w1")
+    host.look_ns = 0
+    jobs = roster_of(host)
+    made = jobs.start("worker", "warm")
+    assert (made.node, made.name) == (1, "w1")
     assert host.looks > 1, "a clock that stands still has it order them for each try"
 
 
 def test_one_process_is_asked_for_alone() -> None:
     host = Agents(4, 4)
-    jobs = jobs_of(host)
+    jobs = roster_of(host)
     for _ in range(3):
-        jobs.start("worker", "warm", lambda *_: None, stopped=lambda: False)  # type: ignore[arg-type, return-value]
+        jobs.start("worker", "warm")
     assert (host.most_open, host.open) == (1, 0)
 
 

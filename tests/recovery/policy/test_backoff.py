@@ -17,9 +17,9 @@ from tests.recovery.transport.test_versions import told, trains
 from tests.support.search.simulate import cell_of, play
 from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.scenario.topology import Topology
-from trainchaos.harness.arm.placement import Placement
+from trainchaos.harness.arm.roster import Placement
 from trainchaos.harness.launchers.sim import Sim
-from trainchaos.recovery.cli.process_host import ProcessPlacement, least_taken
+from trainchaos.recovery.cli.roster import LeastTaken
 from trainchaos.recovery.health.reputation import Reputation
 from trainchaos.recovery.policy import fallback
 from trainchaos.recovery.policy.backoff import BackoffSchedule
@@ -105,7 +105,7 @@ def test_a_misfit_is_tried_again_much_later() -> None:
         assert rig.names()[-1] == f"s{number}"
         train_for(rig, 2.0)
     told(rig, "s8")  # the upgrade was taken back
-    assert (rig.stage, rig.control.ready_spares) == (Stage.TRAINING, ("s8",))
+    assert (rig.stage, rig.control.job.ready_spares) == (Stage.TRAINING, ("s8",))
 
 
 def lose(rig: Rig, victim: str) -> None:
@@ -196,17 +196,11 @@ def test_a_replacement_is_not_placed_where_others_keep_failing() -> None:
     )
     assert placement.place("w6", "worker", left, (0,), avoid=[0]) == 0
 
-    def spot(node: int, device: str) -> ProcessPlacement:
-        return ProcessPlacement(node=node, device=device, address="", events=Path(), logs=None)
-
-    bad = (0, "cpu").__eq__
-    cpus = [spot(0, "cpu"), spot(1, "cpu")]
-    assert [s.node for s in least_taken(cpus, [(1, "cpu")], bad)] == [1, 0]
-    gpus = [spot(0, "cuda:0"), spot(1, "cuda:0")]
-    assert [s.node for s in least_taken(gpus, [], (0, "cuda:0").__eq__)] == [1, 0]
-    assert [s.node for s in least_taken(gpus, [(1, "cuda:0")], (0, "cuda:0").__eq__)] == [0, 1], (
-        "never two on one"
-    )
+    cpus = [(0, "cpu"), (1, "cpu")]
+    assert LeastTaken(cpus, [(1, "cpu")], cpus[0].__eq__).best() == cpus[1]
+    gpus = [(0, "cuda:0"), (1, "cuda:0")]
+    assert LeastTaken(gpus, [], gpus[0].__eq__).best() == gpus[1]
+    assert LeastTaken(gpus, gpus[1:], gpus[0].__eq__).best() == gpus[0], "never two on one"
 
 
 @pytest.mark.slow

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.recovery.supervise.test_controller import Rig
-from trainchaos.recovery.policy.copies import CopyPlan, broadcast_sends, each_sends
 from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.policy.rank_assignment import CopyPlan, broadcast_sends, each_sends
 from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
 from trainchaos.recovery.transport.wire import Ready, StateSource
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainchaos.recovery.policy import costs as costs_module
-from trainchaos.recovery.policy.cost_meter import SPAN_S, CostMeter
-from trainchaos.recovery.policy.costs import Costs, Figure
+from trainchaos.recovery.policy.costs import SPAN_S, CostMeter, Costs, Figure
 from trainchaos.recovery.policy.interval import PRIOR_MTBF_S
 
 

@@ -11,7 +11,7 @@ from tests.harness.sim.test_sim import found, of
 from tests.recovery.supervise.test_excluded_samples import view
 from tests.support.search.simulate import cell_of
 from trainchaos.chaos.events.log import Kind
-from trainchaos.recovery.policy import corruption
+from trainchaos.recovery.policy import fallback
 from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
 from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
 from trainchaos.recovery.policy.strategy import (
@@ -109,10 +109,10 @@ def test_a_job_that_skips_again_and_again_is_given_up(kind: type[DropReplica | H
     """Shares are counted, not ranks; those of long ago and what was answered otherwise do not
     count.
     """
-    now = 2 * corruption.SKIP_WINDOW_STEPS
+    now = 2 * fallback.SKIP_WINDOW_STEPS
     seen = view((1, 2), before=False)
     seen = replace(seen, failures=tuple(replace(f, step=now) for f in seen.failures))
-    oldest, most = now - corruption.SKIP_WINDOW_STEPS, corruption.MAX_SKIPPED_SHARES
+    oldest, most = now - fallback.SKIP_WINDOW_STEPS, fallback.MAX_SKIPPED_SHARES
     many = [(n, oldest + n) for n in range(1, most + 1)]
     decide = kind(nonfinite="skip").on_failure
     (action,) = decide(before(seen, *many, answer="skip")).actions
@@ -120,7 +120,7 @@ def test_a_job_that_skips_again_and_again_is_given_up(kind: type[DropReplica | H
     for other in (
         before(seen, *many[1:], answer="skip"),
         before(seen, *many, answer="refill"),
-        before(seen, *many[1:], (17, now - corruption.SKIP_WINDOW_STEPS), answer="skip"),
+        before(seen, *many[1:], (17, now - fallback.SKIP_WINDOW_STEPS), answer="skip"),
     ):
         assert decide(other).actions[0] != action
 

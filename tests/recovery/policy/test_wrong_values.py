@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainchaos.recovery.policy.corruption import wrong_values
+from trainchaos.recovery.policy.fallback import wrong_values
 from trainchaos.recovery.policy.strategy import (
     Cause,
     Decision,

@@ -30,7 +30,7 @@ DRIVER = """
 import os
 from trainchaos.recovery.process import processes
 from trainchaos.recovery.process.forkserver import ForkServer
-from trainchaos.recovery.process.node import script_recipe
+from trainchaos.recovery.process.local import script_recipe
 
 processes.become_subreaper()
 recipe = script_recipe()

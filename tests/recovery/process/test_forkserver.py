@@ -27,9 +27,10 @@ from trainchaos.chaos.scenario.model import (
 )
 from trainchaos.harness.host import processes
 from trainchaos.harness.host.rundir import RunDirectory
-from trainchaos.harness.launch.launcher import ArmSetup, Exited, MessageReceived, Report
+from trainchaos.harness.launch.launcher import ArmSetup
 from trainchaos.harness.launchers.local import Local, LocalCluster, LocalSession
 from trainchaos.harness.workloads.mlp import Mlp
+from trainchaos.recovery.process.host import Exited, MessageReceived, Report
 from trainchaos.recovery.transport.wire import Abort, Ready, Stop
 
 pytestmark = pytest.mark.real

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trainchaos.recovery.process.child import LOOK_EVERY_S, LOOK_LIMIT_S, kill_after
+from trainchaos.recovery.process.local import LOOK_EVERY_S, LOOK_LIMIT_S, kill_after
 from trainchaos.recovery.process.outside_stacks import PROGRAM
 from trainchaos.recovery.process.stacks import STACK_SIGNAL, StackReader
 

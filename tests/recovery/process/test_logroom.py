@@ -16,7 +16,7 @@ from tests.support.running import Running
 from trainchaos.chaos.events.log import EventWriter, Kind, read_actor, read_log
 from trainchaos.harness.judge.checkers import CHECKERS, Evidence, check
 from trainchaos.harness.judge.record.whole import broken
-from trainchaos.recovery.process.logroom import BLOCK, LogRoom, ProcessNames
+from trainchaos.recovery.process.logroom import BLOCK, LogRoom
 from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.event_ring import RingWriter
 
@@ -138,19 +138,6 @@ def test_who_takes_a_job_over_knows_its_files_and_no_others(memory: Path) -> Non
     assert not old.exists() and theirs.exists()
 
 
-def test_names_of_a_hundred_thousand_processes_take_a_byte_each() -> None:
-    names = ProcessNames()
-    for number in range(100_000):
-        names.add(f"{'ws'[number % 2]}{number}")
-    for name in ("w3000000000", "k5", "keeper-1", "w-1", "", "w\u0663"):
-        assert name not in names
-        names.add(name)
-        assert name in names
-    assert "s1" in names and "w1" not in names and "w01" not in names and "w100001" not in names
-    assert sys.getsizeof(names._letters) < 150_000 and len(names._others) <= 6
-
-
-@pytest.mark.slow
 def test_looking_takes_no_more_memory_with_many_files(memory: Path) -> None:
     room = LogRoom([memory], MB, before=[f"w{number}" for number in range(3000)])
 

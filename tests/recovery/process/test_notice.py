@@ -189,7 +189,7 @@ def test_a_noticed_spare_goes_at_once_and_is_replaced() -> None:
     rig.train(steps=10)
     tell(rig, "s4")
     assert (rig.got(Stop), rig.names("spare"), rig.stage) == (["s4"], ["s4", "s5"], Stage.TRAINING)
-    assert rig.control.ready_spares == ()
+    assert rig.control.job.ready_spares == ()
 
 
 @pytest.mark.parametrize("strategy", [DropReplica(), HotSpare()], ids=lambda s: type(s).__name__)

@@ -511,33 +511,6 @@ def test_non_finite_values_are_answered_with_a_healthy_peers_state(strategy: Str
     rig.go_on(37, first=37)
 
 
-def test_non_finite_values_again_at_the_same_step_cost_the_blamed_rank_its_place() -> None:
-    rig = Rig(HotSpare())
-    rig.train(steps=36)
-    blame(rig, 2, step=36)
-    rig.join(*rig.members, step=36)
-    blame(rig, 2, step=36)
-    assert rig.members == ("w0", "w1", "s4", "w3")
-    assert rig.hands.killed == ["w2"], "fenced: it must not write to the job again"
-
-
-def test_non_finite_values_everywhere_are_answered_by_a_checkpoint() -> None:
-    rig = Rig(DropReplica())
-    rig.train(steps=36)
-    blame(rig, 0, 1, 2, 3, step=36)
-    rig.ready(*[name for name in rig.names() if name not in ("w0", "w1", "w2", "w3")])
-    assert rig.stage is Stage.FORMING
-    assert all(join.state.restore for join in rig.joins().values())
-
-
-def test_non_finite_values_under_checkpoint_restart_restart_all() -> None:
-    rig = Rig(CheckpointRestart())
-    rig.train(steps=36)
-    rig.park("w0", step=36, why="nonfinite", blamed=[2])
-    assert sorted(rig.hands.killed) == ["w0", "w1", "w2", "w3"]
-    assert rig.causes() == [("w2", "nonfinite")]
-
-
 @pytest.mark.parametrize("strategy", KEEPING, ids=lambda s: type(s).__name__)
 def test_a_rank_that_dies_while_the_next_group_forms(strategy: Strategy) -> None:
     rig = Rig(strategy)
@@ -555,20 +528,6 @@ def test_a_rank_that_dies_while_the_next_group_forms(strategy: Strategy) -> None
     assert rig.control.generation == 3 or rig.stage is Stage.WAITING
     assert dead not in rig.members or rig.stage is Stage.WAITING
     assert rig.causes() == [("w1", "exit"), (dead, "exit")]
-
-
-def test_a_rank_that_dies_before_it_parked() -> None:
-    rig = Rig(DropReplica())
-    rig.train(steps=56)
-    rig.die("w1")
-    rig.park("w0", step=56)
-    rig.die("w2")
-    assert rig.stage is Stage.STOPPING
-    rig.park("w3", step=56)
-    assert (rig.stage, rig.members) == (Stage.FORMING, ("w0", "w3"))
-    rig.join("w0", "w3", step=56)
-    rig.go_on(57, first=57)
-    assert len(rig.names()) == 6, "both are replaced"
 
 
 def test_a_parked_rank_that_dies_while_others_are_awaited() -> None:
@@ -1023,7 +982,7 @@ def test_a_spare_that_dies_is_replaced_and_training_goes_on() -> None:
     assert rig.stage is Stage.TRAINING
     assert rig.names("spare") == ["s4", "s5"]
     rig.ready("s5")
-    assert rig.control.ready_spares == ("s5",)
+    assert rig.control.job.ready_spares == ("s5",)
 
 
 @pytest.mark.parametrize("moment", ["stopping", "forming"])
@@ -1077,17 +1036,6 @@ def test_more_losses_than_spares_shrink_the_world_and_fill_it_again() -> None:
     assert rig.stage is Stage.PAUSING
     rig.park("w0", "w3", "s4", step=11, why="pause")
     assert len(rig.members) == 4
-
-
-def test_everybody_lost_means_a_checkpoint_under_every_strategy() -> None:
-    for strategy in ALL:
-        rig = Rig(strategy)
-        rig.train(steps=30)
-        rig.die("w0", "w1", "w2", "w3")
-        rig.ready(*[n for n in rig.names() if n not in ("w0", "w1", "w2", "w3")])
-        assert rig.stage is Stage.FORMING, type(strategy).__name__
-        assert all(join.state.restore for join in rig.joins().values())
-        assert len(rig.members) == 4
 
 
 @pytest.mark.parametrize("stage", ["starting", "training", "stopping", "forming"])
@@ -1205,7 +1153,7 @@ def test_no_order_of_news_confuses_the_supervisor(
         hear(rig, name, sayings[what % len(sayings)])
         table = rig.control.job.table
         if rig.stage in (Stage.FORMING, Stage.TRAINING, Stage.PAUSING):
-            assert 1 <= len(rig.members) <= rig.control.world
+            assert 1 <= len(rig.members) <= rig.control.job.world
             assert len(set(rig.members)) == len(rig.members)
             assert all(
                 table[name].health in (Health.TRAINING, Health.PARKED) for name in rig.members

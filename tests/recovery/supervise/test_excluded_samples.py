@@ -21,7 +21,7 @@ from trainchaos.recovery.checkpoint.files.checkpoints import newest_first, verif
 from trainchaos.recovery.collectives.reduce import GradientReducer
 from trainchaos.recovery.data import order
 from trainchaos.recovery.data.exclusion_index import ExclusionIndex
-from trainchaos.recovery.policy import corruption
+from trainchaos.recovery.policy import fallback
 from trainchaos.recovery.policy.strategies.checkpoint_restart import CheckpointRestart
 from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
 from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
@@ -112,7 +112,7 @@ def test_somebody_who_died_is_answered_first(strategy: Strategy) -> None:
 
 @STRATEGIES
 def test_there_is_a_limit(strategy: Strategy) -> None:
-    almost = corruption.MAX_SKIPPED_SAMPLES - 1
+    almost = fallback.MAX_SKIPPED_SAMPLES - 1
     form = form_of(strategy, view((41,), skipped=almost))
     assert form is not None and form.skip == (41,)
     (action,) = strategy.on_failure(view((41, 42), skipped=almost)).actions

@@ -10,15 +10,15 @@ import pytest
 from tests.recovery.supervise.test_controller import FakeHands
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
-from trainchaos.recovery.supervise import limits
+from trainchaos.recovery.supervise import supervision
 from trainchaos.recovery.supervise.controller import Controller
-from trainchaos.recovery.supervise.supervision import Timing
+from trainchaos.recovery.supervise.supervision import Timing, clashes
 
-PAIRS = [(short, long) for short, long, _ in limits._ORDER]
+PAIRS = [(short, long) for short, long, _ in supervision._ORDER]
 
 
 def test_the_defaults_are_in_order() -> None:
-    assert list(limits.clashes(Timing())) == []
+    assert list(clashes(Timing())) == []
 
 
 def value(timing: Timing, name: str) -> float:
@@ -44,7 +44,7 @@ def test_each_pair_in_the_wrong_order_is_named(short: str, long: str) -> None:
         wrong = dataclasses.replace(timing, join_timeout_s=9.0)
     else:
         wrong = changed(timing, short, value(timing, long))  # as long is too long
-    assert (short, long) in [(clash.short, clash.long) for clash in limits.clashes(wrong)]
+    assert (short, long) in [(clash.short, clash.long) for clash in clashes(wrong)]
 
 
 def test_a_job_does_not_start_with_limits_that_clash() -> None:

@@ -151,7 +151,9 @@ def test_who_was_killed_is_remembered_until_it_is_gone() -> None:
     rig.control._fail(rig.control.job.table["w2"], Cause.HANG, "it hangs")
     rig.park("w0", "w1", "w3", step=10)
     rig.join(*rig.members, step=10)
-    assert rig.control.job.table["w2"].health is Health.DEAD and rig.control.exit_was_expected("w2")
+    assert rig.control.job.table["w2"].health is Health.DEAD and rig.control.job.exit_was_expected(
+        "w2"
+    )
     rig.die("w2")
     assert "w2" not in rig.control.job.table
     rig.die("w2")

@@ -15,7 +15,8 @@ import pytest
 
 from tests.support.running import LIMIT_S
 from trainchaos.chaos.events.log import Kind, read_actor
-from trainchaos.recovery.process.local import Children, Exited
+from trainchaos.recovery.process.host import Exited
+from trainchaos.recovery.process.local import Children
 from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.event_ring import CAPACITY, LineRing, RingWriter
 
@@ -154,7 +155,7 @@ def _kill_a_writer(directory: Path, longest: int, *, after: int) -> int:
         return started[0].pid
 
     path = directory / "w0.jsonl"
-    children.spawn("w0", start, log=path)
+    children.begin("w0", start, log=path)
     try:
         deadline = time.monotonic() + LIMIT_S
         while children.mark("w0").last_seq < after:

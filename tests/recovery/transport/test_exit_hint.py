@@ -16,7 +16,13 @@ import pytest
 
 from tests.support.running import LIMIT_S
 from trainchaos.recovery.process import processes
-from trainchaos.recovery.process.local import Children, Dying, Exited, MessageReceived, Report
+from trainchaos.recovery.process.host import (
+    Dying,
+    Exited,
+    MessageReceived,
+    Report,
+)
+from trainchaos.recovery.process.local import Children
 from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.exit_hint import Bell
 from trainchaos.recovery.transport.wire import Ready, Stop
@@ -171,7 +177,7 @@ class Family:
             child.returncode = 0  # reaped by its pidfd
             return child.pid
 
-        self.pid = self.children.spawn("w0", start)
+        self.pid = self.children.begin("w0", start)
         self.until(
             lambda report: isinstance(report, MessageReceived) and isinstance(report.message, Ready)
         )

@@ -24,7 +24,7 @@ from trainchaos.harness.fuzz.play.oracle import find_in
 from trainchaos.harness.fuzz.play.play import SimPlayer, kinds, strategies
 from trainchaos.harness.fuzz.schedules import Schedules
 from trainchaos.harness.fuzz.search import Search
-from trainchaos.harness.run import coordinator
+from trainchaos.harness.run import orchestrator
 from trainchaos.harness.sim.rank.behaviour import Behaviour
 from trainchaos.harness.sim.rank.keepers import SimMemoryCheckpointer
 from trainchaos.harness.sim.rank.rank import SimRank
@@ -36,8 +36,7 @@ from trainchaos.recovery.checkpoint.files.custody import CheckpointChooser, Cust
 from trainchaos.recovery.checkpoint.files.retention import Agreement
 from trainchaos.recovery.detection.hangs import HangDetector
 from trainchaos.recovery.policy import fallback
-from trainchaos.recovery.policy.copies import CopyPlan
-from trainchaos.recovery.policy.replacement_delay import ReplacementDelay
+from trainchaos.recovery.policy.rank_assignment import CopyPlan
 from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
 from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
 from trainchaos.recovery.policy.strategy import ClusterView, Decision, Form, Health, Strategy
@@ -45,11 +44,10 @@ from trainchaos.recovery.rank.membership import Membership
 from trainchaos.recovery.supervise import divergence
 from trainchaos.recovery.supervise.controller import Controller
 from trainchaos.recovery.supervise.divergence import DigestBook
-from trainchaos.recovery.supervise.excluded_samples import ExcludedSamples
-from trainchaos.recovery.supervise.failures import FailureBook
+from trainchaos.recovery.supervise.failures import ExcludedSamples, FailureBook
 from trainchaos.recovery.supervise.formation import Formation
 from trainchaos.recovery.supervise.process_table import ProcessTable
-from trainchaos.recovery.supervise.recovery_cycle import RecoveryCycle
+from trainchaos.recovery.supervise.recovery_cycle import RecoveryCycle, ReplacementDelay
 from trainchaos.recovery.supervise.supervision import Stage
 
 Wrong = Callable[..., Any]
@@ -497,14 +495,14 @@ PLANTED: dict[str, Planted] = {
     # ---- taking over
     "whoever takes over forgets who failed": Planted(
         strategy="hot-spare",
-        patches=[(coordinator, "past", _forgets_the_past(failures=[], unnoticed={}))],
+        patches=[(orchestrator, "past", _forgets_the_past(failures=[], unnoticed={}))],
     ),
     "whoever takes over leaves the condemned alive": Planted(
         strategy="hot-spare",
-        patches=[(coordinator, "past", _forgets_the_past(condemned=set()))],
+        patches=[(orchestrator, "past", _forgets_the_past(condemned=set()))],
     ),
     "whoever takes over forgets the samples left out": Planted(
         strategy="drop-replica",
-        patches=[(coordinator, "past", _forgets_the_past(skipped={}))],
+        patches=[(orchestrator, "past", _forgets_the_past(skipped={}))],
     ),
 }

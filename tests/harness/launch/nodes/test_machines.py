@@ -111,6 +111,11 @@ class FakeScene:
         self.sent: list[tuple[str, Any]] = []
         self.state = "S"
 
+    @property
+    def surface(self) -> Any:
+        """What faults touch is kept beside the rest."""
+        return self
+
     def process_of(self, rank: int) -> str | None:
         return f"w{rank}"
 

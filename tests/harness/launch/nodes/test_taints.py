@@ -16,8 +16,7 @@ from tests.harness.run.test_real import KILL, MLP, run
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.scenario.topology import Topology
-from trainchaos.harness.arm.placement import Placement
-from trainchaos.harness.arm.roster import Roster
+from trainchaos.harness.arm.roster import ArmRoster, Placement
 from trainchaos.harness.explain.incident_places import read_places
 from trainchaos.harness.launch.nodes import untainted
 from trainchaos.harness.launch.places.seats import (
@@ -28,6 +27,7 @@ from trainchaos.harness.launch.places.seats import (
     shortage,
     tainted_places,
 )
+from trainchaos.harness.undo.ledger import Ledger
 from trainchaos.recovery.health.taints import Taint, TaintList, made, names_of, of_place, same_host
 
 NOW = datetime.now(UTC)
@@ -188,33 +188,33 @@ class FakeNodes:
         self.started.append((node, device))
         return 100 + len(self.started)
 
+    def now_ns(self) -> int:
+        return 0
+
     def undo(self, name: str, pid: int) -> None:
         return None
 
 
-def roster(nodes: FakeNodes) -> Roster:
-    setup = SimpleNamespace(id="arm", cell=cell(4, 3))
-    scene: Any = SimpleNamespace(
-        setup=setup, ledger=None, now_ns=lambda: 0, record=lambda kind, **data: None
-    )
+def roster(nodes: FakeNodes) -> ArmRoster:
+    setup: Any = SimpleNamespace(id="arm", cell=cell(4, 3))
     fake: Any = nodes
-    return Roster(scene, fake, spares=0)
+    return ArmRoster(setup, fake, Ledger(Path("unused")), {}, spares=0)
 
 
 def test_ranks_and_replacements_avoid_tainted_places_while_there_are_others() -> None:
     nodes = FakeNodes(tainted_places([taint("a"), taint("b/cpu:0")], NAMES, CPU))
     arm = roster(nodes)
     for _ in range(4):
-        arm.spawn("worker", "warm")
+        arm.start("worker", "warm")
     assert nodes.started == [(2, "cpu:0@n2")] * 2 + [(1, "cpu:1@n1")] * 2
     arm.reputation.announce((None, "cpu:0@n2"))
-    arm.spawn("worker", "warm")
+    arm.start("worker", "warm")
     arm.reputation.trust((2, "cpu:0@n2"), fit=True)
-    arm.spawn("worker", "warm")
+    arm.start("worker", "warm")
     assert {node for node, _ in nodes.started} == {1, 2}
     assert (1, "cpu:0@n1") not in nodes.started, "a warning that ends lifts no taint"
     nodes.there = [0]
-    arm.spawn("worker", "warm")
+    arm.start("worker", "warm")
     assert nodes.started[-1][0] == 0, "there is no other"
 
 

@@ -12,7 +12,7 @@ from tests.recovery.nodes.test_nodes_books import entries
 from trainchaos.recovery.checkpoint.memory import keeper_store, keepers
 from trainchaos.recovery.checkpoint.memory.protocol import Refusal
 from trainchaos.recovery.policy import doubts
-from trainchaos.recovery.process.local import Exited
+from trainchaos.recovery.process.host import Exited
 
 
 def test_a_supervisor_of_keepers_knows_no_more_after_a_thousand(

@@ -24,7 +24,7 @@ from trainchaos.recovery.checkpoint.memory.keepers import (
     TURN_S,
     Keepers,
 )
-from trainchaos.recovery.process.local import MessageReceived
+from trainchaos.recovery.process.host import MessageReceived
 from trainchaos.recovery.transport.wire import Extra
 
 __all__ = ["start", "unharmed"]  # fixtures

@@ -90,8 +90,8 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """Lines that share a vertical axis. ``marks``: (place, words) of what happened once; ``areas``:
-    filled polygons, as lines.
+    """Lines that share a vertical axis. ``marks``: (place, words) of what happened once; ``bars``:
+    intervals, each a line from one end to the other.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Panel:
     high: float = 150.0
     spans: Sequence[Span] = ()
     marks: Sequence[tuple[float, str]] = ()
-    areas: Sequence[Line] = ()
+    bars: Sequence[Line] = ()
     ticks: Sequence[tuple[float, str]] | None = None
 
 
@@ -127,35 +127,30 @@ def plot(
         matplotlib.rcParams.update(STYLE)  # type: ignore[arg-type]
         figure = Figure(figsize=(WIDE / 72, high / 72), layout="constrained")
         rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)
-        axes = [row[0] for row in rows]
-        for ax, panel in zip(axes, panels, strict=True):
+        pairs = [(row[0], panel) for row, panel in zip(rows, panels, strict=True)]
+        for ax, panel in pairs:
             _draw(ax, panel)
-        _scale(axes[-1].xaxis, across, ticks)
-        axes[-1].set_xlabel(name)
+        _scale(ax.xaxis, across, ticks)
+        ax.set_xlabel(name)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-        hints = Markup("").join(
-            _hint(ax, high, *band)
-            for ax, panel in zip(axes, panels, strict=True)
-            for band in _bands(panel)
-        )
+        hints = [_hint(ax, high, *band) for ax, panel in pairs for band in _bands(panel)]
     drawn = buffer.getvalue()
     drawn = drawn[drawn.index(">", drawn.index("<svg")) + 1 : drawn.rindex("</svg>")]
     drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
-    drawn = drawn.replace("xlink:href", "href")
     for kind, colour in COLOURS.items():
         drawn = drawn.replace(colour, f"var(--{VARIABLES[kind]})")
     return Markup(
         '<svg class="plot" viewBox="0 0 {1} {2}" role="img" aria-label="{0}"><title>{0}</title>{3}'
         "{4}</svg>"
-    ).format(words, short(WIDE), short(high), _apart(drawn, of), hints)
+    ).format(words, short(WIDE), short(high), _apart(drawn, of), Markup("").join(hints))
 
 
 def _apart(drawn: str, of: str) -> Markup:
     """Its ids apart from those of other drawings on a page."""
     own = f"p{zlib.crc32((of + drawn).encode())}-"
     drawn = re.sub(r'\bid="', f'id="{own}', drawn)
-    return Markup(re.sub(r'(url\(|href=")#', rf"\1#{own}", drawn))
+    return Markup(re.sub(r'(?:xlink:)?(url\(|href=")#', rf"\1#{own}", drawn))
 
 
 def _draw(ax: Axes, panel: Panel) -> None:
@@ -165,30 +160,31 @@ def _draw(ax: Axes, panel: Panel) -> None:
     for span in panel.spans:
         if span.kind:
             ax.axvspan(span.low, span.high, color=COLOURS[span.kind], linewidth=0)
-    for area in panel.areas:
-        places, values = zip(*area.points, strict=True) if area.points else ((), ())
-        ax.fill(places, values, color=COLOURS[area.kind], alpha=0.12, linewidth=0)
     for line in panel.lines:
-        places, values = zip(*line.points, strict=True) if line.points else ((), ())
         ax.plot(
-            places,
-            values,
+            *_along(line),
             color=COLOURS[line.kind],
             linewidth=3.5 if line.kind == "control" else 1.3,
             linestyle=DASHES.get(line.kind, "-"),
             drawstyle="steps-pre" if line.stairs else "default",
         )
+    for bar in panel.bars:
+        ax.plot(*_along(bar), color=COLOURS[bar.kind], linewidth=6, alpha=0.3)
     for at, _ in panel.marks:
         ax.axvline(at, color=COLOURS["fault"], linewidth=1.6)
         above = ax.get_xaxis_transform()
         ax.plot([at], [1.03], "v", color=COLOURS["fault"], transform=above, clip_on=False)
 
 
+def _along(line: Line) -> tuple[list[float], list[float]]:
+    return [at for at, _ in line.points], [value for _, value in line.points]
+
+
 def _scale(axis: Any, scale: AxisScale, ticks: Sequence[tuple[float, str]] | None) -> None:
     """As charts have it, so that what stands side by side is comparable."""
     ends: list[float] = [scale.low, scale.high]
     if scale.logarithmic:
-        axis._set_axes_scale("log")
+        (axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale)("log")
         ends = [10.0**end for end in ends]
     (axis.axes.set_xlim if axis.axis_name == "x" else axis.axes.set_ylim)(*ends)
     places = ticks or [(tick, f"{tick:g}") for tick in scale.ticks()]

@@ -23,18 +23,18 @@ def goodput(found: Projection) -> Markup:
         | {r.gpus: r.goodput for r in found.rows if r.strategy == name}
         for name in found.costs
     }
-    areas = []
-    for number, name in enumerate(found.costs):
-        rows = sorted((r for r in found.rows if r.strategy == name), key=lambda row: row.gpus)
-        edge = [(float(r.gpus), r.worst) for r in rows]
-        edge += [(float(r.gpus), r.best) for r in reversed(rows)]
-        areas.append(Line(kind=f"s{number % KINDS}", points=edge))
+    bars = [
+        Line(kind=f"s{number % KINDS}", points=[(row.gpus, row.worst), (row.gpus, row.best)])
+        for number, name in enumerate(found.costs)
+        for row in found.rows
+        if row.strategy == name
+    ]
     known = [value for curve in points.values() for value in curve.values()]
-    known += [value for area in areas for _, value in area.points]
+    known += [value for bar in bars for _, value in bar.points]
     scale = AxisScale([*known, 1.0], room=98.0, zero=False)
     largest = max(found.setting.gpus)
     said = ", ".join(f"{r.strategy} {r.goodput:.3f}" for r in at(found, largest))
-    return _by_size(f"Goodput at {largest:,} GPUs: {said}", points, "goodput", scale, areas)
+    return _by_size(f"Goodput at {largest:,} GPUs: {said}", points, "goodput", scale, bars)
 
 
 def seconds(found: Projection) -> Markup:
@@ -59,7 +59,7 @@ def _by_size(
     points: dict[str, dict[int, float]],
     name: str,
     scale: AxisScale,
-    areas: Sequence[Line] = (),
+    bars: Sequence[Line] = (),
 ) -> Markup:
     sizes = sorted({gpus for curve in points.values() for gpus in curve})
     across = AxisScale([float(size) for size in sizes], logarithmic=True, room=98.0)
@@ -67,7 +67,7 @@ def _by_size(
         Line(kind=f"s{number % KINDS}", points=[(float(x), curve[x]) for x in sorted(curve)])
         for number, curve in enumerate(points.values())
     ]
-    panel = Panel(name=name, scale=scale, lines=lines, areas=areas, high=220.0)
+    panel = Panel(name=name, scale=scale, lines=lines, bars=bars, high=220.0)
     ticks = [(float(size), _short(size)) for size in sizes]
     return plot(words, [panel], across, "GPUs", ticks)
 
